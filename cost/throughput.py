@@ -81,6 +81,14 @@ class Measurement:
             instance_type(self.instance_type)
 
 
+@dataclass(frozen=True)
+class StageMeasurement:
+    """A measured speed and the name of its stage."""
+
+    stage: str
+    measurement: Measurement
+
+
 def resolve_speed(
     stage: CostStage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
 ) -> Speed | None:

@@ -61,13 +61,16 @@ LEVELS = {
         {"index_facts", "memory"},
         {"run_file"},
         {"jobs", "processing"},
-        {"clusters"},
-        {"targets"},
-        {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
+        {"diagnose"},
+        {"platforms"},
+        {"costing", "demo", "local", "packing", "sampling"},
         {"checks", "data_preview", "enrichment", "removal", "runs", "streaming"},
-        {"init", "lineage", "models", "submit"},
+        {"platforms.local", "platforms.node_records", "platforms.sagemaker"},
+        {"alarms", "init", "lineage", "models", "platforms.kubernetes", "platforms.slurm"},
+        {"submit"},
         {"short_jobs"},
         {"doctor", "measuring", "watch"},
+        {"platforms.node_records.cluster_watch", "platforms.sagemaker.sagemaker_watch"},
         {"cost_reports", "review"},
         {"api"},
         {"commands"},
@@ -124,10 +127,10 @@ OWNERS = {
     "entrypoints/common/installed_form.py": r"\bdef install_command\b|direct_url",
     "entrypoints/common/stored_fields.py": r"\bdef checked_fields\b",
     "entrypoints/shared_work/plan_documents.py": r"\bdef read_checked\b",
-    "toolkit/clusters/": r"\bclass ClusterRun\b|\bclass ClusterJob\b",
+    "toolkit/platforms/node_records/": r"\bclass ClusterRun\b|\bclass ClusterJob\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
-    "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
-    "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",
+    "toolkit/platforms/": r"\bdef parse_target\b|\bclass PlacedRun\b|\bdef resume_command\b",
+    "toolkit/runs/next_command.py": r"\bdef _?next_command\b",
     "toolkit/short_jobs/": r"\bdef short_run\b|\bdef short_run_price\b|\bclass ShortJobs\b",
     "entrypoints/common/job_config.py": r"\bdef choose_compile\b",
     "toolkit/report_html/html_page.py": r"\bfrom jinja2 import\b|\bstring\.Template\b",
@@ -137,6 +140,24 @@ OWNERS = {
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.
 
 A folder owns a concept as a whole."""
+
+ADAPTER_ROOMS = (
+    "platforms." + name for name in ("kubernetes", "local", "node_records", "sagemaker", "slurm")
+)
+ADAPTERS = tuple(f"{PACKAGE}.toolkit.{room}" for room in ADAPTER_ROOMS)
+"""The folders of platforms, which are found by the table in toolkit/platforms/adapters.py."""
+
+MAY_IMPORT_AN_ADAPTER = {
+    "toolkit/submit": "only SageMaker's jobs are created by sm-train",
+    "toolkit/alarms": "alarms are those of CloudWatch",
+}
+"""Folders outside of the adapters that import one, and why."""
+
+MAY_NAME_A_PLATFORM = {
+    "toolkit/doctor/canary_report.py": "the report of a canary has a part for SageMaker",
+    "toolkit/jobs/stage_state.py": "whether a job of another platform wrote the newest checkpoint",
+}
+"""Files outside of the adapters that compare the name of a platform, and why."""
 
 TORCH_FREE = [
     "common.checkpoint_layout",
@@ -225,8 +246,11 @@ def _is_for_type_checkers(node: ast.stmt) -> bool:
 
 
 def sub_package(name: str) -> str:
-    """``sm_train.toolkit.jobs.event_lines`` → ``jobs``."""
-    return (*name.split("."), "", "")[2]
+    """``sm_train.toolkit.jobs.event_lines`` → ``jobs``, or a longer name that has a level."""
+    _, folder, *parts = (*name.split("."), "")
+    named = {room for rooms in LEVELS.get(folder, ()) for room in rooms}
+    longest = range(len(parts), 1, -1)
+    return next((room for n in longest if (room := ".".join(parts[:n])) in named), parts[0])
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
@@ -268,6 +292,53 @@ def test_sub_packages_import_only_lower_levels(folder: str) -> None:
             sub_package(imported) for imported in imports(name) if imported.startswith(prefix)
         } - {own}:
             assert level[other] < level[own], f"{name} imports {other}, which is not below {own}"
+
+
+def test_platforms_are_found_by_their_table_alone() -> None:
+    """Between adapters, the folders of Kubernetes and Slurm share what records have in common."""
+    importers = {
+        "/".join(name.split(".")[1:3])
+        for name in modules()
+        if not name.startswith(ADAPTERS)
+        and any(imported.startswith(ADAPTERS) for imported in imports(name))
+    }
+    assert importers == MAY_IMPORT_AN_ADAPTER.keys()
+
+
+def test_nothing_outside_of_adapters_asks_which_platform_it_has() -> None:
+    """No test of a run's or a job's class, and no comparison of a platform or its name."""
+    found = set()
+    for name, path in modules().items():
+        if name.startswith(ADAPTERS) or not name.startswith(f"{PACKAGE}.toolkit."):
+            continue
+        tree = ast.parse(path.read_text())
+        if any(_asks_for_a_platform(node) for node in ast.walk(tree)):
+            found.add(path.relative_to(ROOT).as_posix())
+    assert found == MAY_NAME_A_PLATFORM.keys()
+    assert len(MAY_NAME_A_PLATFORM) + len(MAY_IMPORT_AN_ADAPTER) <= 5
+
+
+PLACED = re.compile(
+    r"\b(?:\w*(?:Run|Job)Folder|ClusterRun|SageMakerRun|PlacedRun|ClusterJob|TrainingJob)\b"
+)
+PLATFORM_NAMES = {"sagemaker", "kubernetes", "slurm", "local"}
+
+
+def _asks_for_a_platform(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+        return PLACED.search(ast.unparse(node.args[1])) is not None
+    if isinstance(node, ast.Match):
+        return any(PLACED.search(ast.unparse(case.pattern)) for case in node.cases)
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = [node.left, *node.comparators]
+    values = {side.value for side in sides if isinstance(side, ast.Constant)}
+    texts = [ast.unparse(side) for side in sides]
+    named = not PLATFORM_NAMES.isdisjoint(value for value in values if isinstance(value, str))
+    is_equality = isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.Is | ast.IsNot)
+    return is_equality and (
+        named or any(re.search(r"\.platform(?:\.name)?$", text) for text in texts)
+    )
 
 
 def test_no_import_cycle() -> None:

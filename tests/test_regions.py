@@ -15,7 +15,7 @@ REASONS = {
     "entrypoints/object_store/store.py": "S3 reports us-east-1 as no location",
     "toolkit/aws/s3.py": "S3 of any region names the region of a bucket",
     "toolkit/aws/session.py": "prices are shown without an account; the screen names their region",
-    "toolkit/clusters/find_cluster_run.py": "S3 of any region names the region of a bucket",
+    "toolkit/platforms/node_records/find_cluster_run.py": "S3 of any region names a bucket's",
     "toolkit/init/wizard.py": "a proposal that the user confirms",
     "toolkit/review/build.py": "the price of a log without a job; the screen names its region",
 }

@@ -154,6 +154,12 @@ class RunConfig(Section):
     )
 
     @property
+    def is_outside_of_aws(self) -> bool:
+        """Return whether SageMaker cannot have jobs of it: AWS lacks its machine or its store."""
+        endpoints = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}
+        return self.cluster.is_own_machine or not endpoints.isdisjoint(self.cluster.environment)
+
+    @property
     def train_sharded(self) -> bool:
         """Return whether each instance gets a part of the training data (`data.sharded`)."""
         default = self.entry is None and self.data.file_system is None

@@ -44,7 +44,6 @@ from sm_train.entrypoints.job_records.watcher import (
 )
 from sm_train.entrypoints.leases.lease_files import AgedFile
 from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.spent import counted_usd
@@ -52,11 +51,11 @@ from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import stage_state
-from sm_train.toolkit.runs.cluster_state import node_warnings
+from sm_train.toolkit.platforms.node_records.cluster_run import ClusterRun
+from sm_train.toolkit.platforms.node_records.cluster_watch import check_state
 from sm_train.toolkit.runs.remediation import Finish, NoAction, StopJob
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.submit.run_bundle import bundle_of
-from sm_train.toolkit.watch.cluster_watch import check_state
 from sm_train.toolkit.watch.controller import WatchResult, once_exit_code
 
 from tests.support.run_documents import config, stage
@@ -122,19 +121,19 @@ class Memory:
         return f"memory/{name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunInMemory(ClusterRun):
     """A run whose storage is in memory."""
 
     memory: Memory | None = None
 
-    def storage(self, stage: str) -> Any:
+    def folder(self, stage: str) -> Any:
         assert stage == STAGE
         return self.memory
 
     @cached_property
     def _nodes(self) -> dict[str, list[StoredNode]]:
-        return {STAGE: read_nodes(self.storage(STAGE), map)}
+        return {STAGE: read_nodes(self.folder(STAGE), map)}
 
 
 @dataclass(frozen=True)
@@ -564,21 +563,21 @@ class Life:
 
     def _state(self, run: ClusterRun, now: datetime) -> RunState:
         """Return the run's state without what its log and the estimate of the rest would add."""
-        jobs = run.jobs(STAGE, now.timestamp())
+        jobs = run.jobs(now)
         progress = Progress(self.attempts[-1].step, self.draw.speed, self._last_activity(now))
         stage = stage_state(
             STAGE,
             self.draw.max_steps,
             jobs,
-            run.stored(STAGE),
+            run.stored(run.config.stages[0], jobs),
             progress,
             now=now,
             stall_after=STALL_AFTER,
         )
         counted = counted_usd(jobs, price_table(), now)
         projection = Projection(None, counted, None, counted, {})
-        notices = node_warnings([stage], now)
-        return RunState(run, (stage,), projection, now, LiveState(), tuple(notices))
+        notices = tuple(run.notices([stage], now))
+        return RunState(run, (stage,), projection, now, LiveState(), notices)
 
     def _last_activity(self, now: datetime) -> float | None:
         """Return when rank 0 took its newest step, by the reader's clock; None before the first."""

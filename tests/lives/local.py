@@ -2,14 +2,14 @@
 
 The lock, the folders and the log are real; the times in the log are moved with the drawn clock, as
 the product reads them next to this machine's. Decided by the product: ``exclusive_run``,
-``read_stages``, ``local_status`` and ``watch_local``.
+``read_state`` and ``poll_run``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
@@ -29,9 +28,13 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.jobs.local_folder import FINISHED_NAME, LocalRunFolder, read_stages
+from sm_train.toolkit.jobs.local_folder import FINISHED_NAME, LocalRunFolder
+from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.local.launcher import exclusive_run
-from sm_train.toolkit.runs.local_watch import watch_local
+from sm_train.toolkit.platforms.find_run import find_run
+from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.runs.run_state import read_state
+from sm_train.toolkit.watch.controller import once_exit_code, poll_run
 
 from tests.support.run_documents import config, stage
 
@@ -108,7 +111,7 @@ class Life:
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(exclusive_run(self.folder))
         (self.stage / "nodes" / "algo-1" / "output" / "failure").unlink(missing_ok=True)
-        stored = read_stages(self.run)[0].stored.step or 0 if self._lines else 0
+        stored = self._state().stored.step or 0 if self._lines else 0
         assert stored == self.stored, f"resumes from {stored}, although {self.stored} was stored"
         self.step, self.failed, self.stepped = stored, False, self.now
         self._lines.append((self.now, "start", {"resumed_from_step": stored}))
@@ -154,11 +157,13 @@ class Life:
             values = {name: "1" if name in TEXTS else 1 for name in FIELDS[kind]} | fields
             values |= {"precision": "bf16"} if kind == "start" else {}
             lines.append(format_event(kind, values, time=at + offset, node=0, rank=0))
+        started = max(at for at, kind, _ in self._lines if kind == "start") + offset
+        os.utime(self.stage / "bundle", (started, started))
         (self.stage / LOG_NAME).write_text("".join(f"{line}\n" for line in lines))
 
     def _check(self) -> str:
         self._write_log()
-        [state] = read_stages(self.run)
+        state = self._state()
         has_ended = (self.stage / FINISHED_NAME).exists()
         stepped = self._lines[-1][1] == "step" or any(kind == "step" for _, kind, _ in self._lines)
         if has_ended:
@@ -174,10 +179,17 @@ class Life:
         assert (state.stored.step or 0) == self.stored, "a stored checkpoint is missing"
         assert self.run.is_training() == (self._lock is not None)
         if self._lock is None and self._rng.random() < 0.2:
-            console = Console(file=io.StringIO(), width=120)
-            code = watch_local(self.run, console, once=True, interval=1, as_json=False)
+            action = poll_run(self._found(), dry_run=False).action
+            code = once_exit_code(action, dry_run=False)
             assert code == (ExitCode.JOB_FAILED if expected == {"failed"} else ExitCode.OK)
         return state.state
+
+    def _found(self) -> PlacedRun:
+        return find_run(str(self.folder), {"region": None, "profile": None})
+
+    def _state(self) -> StageState:
+        [state] = read_state(self._found()).stages
+        return state
 
     def _note(self, text: str) -> None:
         self.script.append(f"{self.now:12.0f} s  {text}")

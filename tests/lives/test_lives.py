@@ -75,7 +75,7 @@ def test_a_job_that_was_stopped_in_the_queue_does_not_train(platform: str) -> No
     life = clusters.Life(clusters.platform(platform), clusters.Draw.of(0))
     life.advance(clusters.BEGIN + 1800)
     life.preempt()
-    life.run_in_memory().request_stop(clusters.STAGE, "sm-train stop")
+    life.run_in_memory().store_stop(clusters.STAGE, "sm-train stop")
     assert life.due is not None
     life.advance(life.due + 900)
     assert not life.attempts[-1].live

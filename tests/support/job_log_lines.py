@@ -186,6 +186,7 @@ def facts(job: SimulatedJob, **changes: Any) -> JobFacts:
         "cost": JobCost(100.0, None, "billed seconds"),
         "settings": {},
         "samples": (),
+        "diagnose_command": "`sm-train diagnose demo--256px-0001`",
     }
     return JobFacts(**(defaults | changes))
 

@@ -28,9 +28,10 @@ from sm_train.toolkit.alarms.sns_topic import (
     topic_warnings,
 )
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.platforms.parse_target import run_target
+from sm_train.toolkit.platforms.sagemaker.find_sagemaker_run import open_run, open_session_for
+from sm_train.toolkit.platforms.target import Kind
 from sm_train.toolkit.run_file import load
-from sm_train.toolkit.targets.resolved_run import open_run, open_session_for
-from sm_train.toolkit.targets.target import Kind, run_target
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import note, write_json, write_line
 
@@ -77,8 +78,9 @@ def create_for_run(
         UserError: there is no such run or no topic, the user did not confirm, or AWS returns an
             error.
     """
-    session, resolved = open_run(run, options)
-    name, region, config = resolved.name, resolved.region, resolved.config
+    resolved = open_run(run, options)
+    session, name = resolved.session, resolved.name
+    region, config = resolved.region, resolved.config
     rule = find_rule(session, name)
     require_managed(name, rule)
     if wanted.email is not None:

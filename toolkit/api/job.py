@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from sm_train.toolkit.settings import default_profile
 if TYPE_CHECKING:
     from sm_train.toolkit.api.metrics import Metrics
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.platforms.placed_run import JobLogLine, PlacedRun
     from sm_train.toolkit.review.review_model import Review
-    from sm_train.toolkit.runs.logs import JobLogLine
     from sm_train.toolkit.runs.run_status import Status
-    from sm_train.toolkit.targets.resolved_run import FoundRun
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Job:
             An iterator of lines with ``time`` (Unix seconds), ``node`` and ``message``. Messages
             that begin with ``SMT`` are machine-readable events.
         """
-        from sm_train.toolkit.runs.logs import read_logs
+        from sm_train.toolkit.platforms.placed_run import LogOptions
 
-        return read_logs(self._find(), since=since, node=node, follow=follow)
+        found = self._find()
+        options = LogOptions(since, node, follow, logging.getLogger("sm_train").warning)
+        return found.log_lines(found.newest_job(), options)
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
@@ -102,7 +104,7 @@ class Job:
 
     def diagnose(self) -> Diagnosis:
         """Find out why the job failed: cause, first failing rank, evidence and suggested fix."""
-        from sm_train.toolkit.diagnose.targets import diagnose_targets
+        from sm_train.toolkit.runs.diagnose_target import diagnose_targets
 
         return diagnose_targets([self.name], self._options)
 
@@ -137,18 +139,19 @@ class Job:
         Raises:
             JobFailedError: the job failed; :meth:`diagnose` tells why.
         """
-        from sm_train.toolkit.runs.stop import wait_for_end
+        from sm_train.toolkit.runs.stop import ended
 
-        ended = wait_for_end(self._find())
-        if ended.status == "Failed":
-            raise JobFailedError(f"{ended.name}: {ended.reason or 'failed without a reason'}")
-        return ended.status
+        job = ended(self._find())
+        if job.status == "Failed":
+            reason = job.failure_reason or "failed; diagnose() returns the cause"
+            raise JobFailedError(f"{job.name}: {reason}")
+        return job.status
 
     @property
     def _options(self) -> dict[str, Any]:
         return {"region": self.region, "profile": self.profile}
 
-    def _find(self) -> FoundRun:
-        from sm_train.toolkit.targets.resolved_run import find_run
+    def _find(self) -> PlacedRun:
+        from sm_train.toolkit.platforms.find_run import find_run
 
         return find_run(self.name, self._options)

@@ -69,7 +69,7 @@ def read_metrics(target: str, *, region: str | None, profile: str | None) -> Met
     Raises:
         UserError: the target does not exist, or AWS rejects a request.
     """
-    sources, _, _ = find_sources([target], region=region, profile=profile, config=None)
+    sources, _ = find_sources([target], region=region, profile=profile, config=None)
     rows = [
         {"job": source.name, **row}
         for source in sources

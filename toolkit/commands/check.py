@@ -15,7 +15,7 @@ from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.toolkit.checks.storage import Progress
-    from sm_train.toolkit.targets.run_config import OpenedConfig
+    from sm_train.toolkit.platforms.run_config import OpenedConfig
 
 
 @sm_train_command(
@@ -91,9 +91,10 @@ def _open(
 ) -> OpenedConfig:
     """Open the settings; what is wrong in a run file is part of the JSON document, too."""
     from sm_train.estimators.config.load import RunFileError
+    from sm_train.toolkit.platforms.parse_target import run_target
+    from sm_train.toolkit.platforms.run_config import OpenedConfig, open_recorded
+    from sm_train.toolkit.platforms.target import Kind
     from sm_train.toolkit.run_file import load_or_problems
-    from sm_train.toolkit.targets.run_config import OpenedConfig, open_recorded
-    from sm_train.toolkit.targets.target import Kind, run_target
 
     target = run_target(run)
     if target.kind is not Kind.RUN_FILE:

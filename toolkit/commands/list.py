@@ -32,20 +32,13 @@ def command(options: dict[str, Any], places: tuple[str, ...], days: int, as_json
     """
     from datetime import UTC, datetime, timedelta
 
-    from sm_train.toolkit.aws.session import open_session, resolve_region
-    from sm_train.toolkit.jobs.training_job import jobs_since
-    from sm_train.toolkit.runs.listing import jobs_in, list_runs, show_runs
+    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.runs.listing import list_runs, listed_jobs, show_runs
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
     now = datetime.now(UTC)
-    since = now - timedelta(days=days)
-    region = None
-    if places:
-        runs = list_runs(jobs_in(places, options, since), now)
-    else:
-        region = resolve_region(options["region"], None, options["profile"])
-        session = open_session(options["profile"], region)
-        runs = list_runs(jobs_since(session, since), now)
+    region = None if places else resolve_region(options["region"], None, options["profile"])
+    runs = list_runs(listed_jobs(places, options, now - timedelta(days=days)), now)
     if as_json:
         write_json({"region": region, "runs": runs})
     else:

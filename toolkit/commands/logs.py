@@ -35,15 +35,14 @@ def command(
     import time
     from functools import partial
 
-    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
-    from sm_train.toolkit.runs.logs import print_line, read_logs
-    from sm_train.toolkit.targets.resolved_run import find_run
+    from sm_train.toolkit.platforms.find_run import find_run
+    from sm_train.toolkit.platforms.placed_run import LogOptions
+    from sm_train.toolkit.runs.logs import print_line
     from sm_train.toolkit.terminal.console import stderr_console
     from sm_train.toolkit.terminal.formatting import parse_duration
 
     found = find_run(run, options)
     begin = time.time() - parse_duration("--since", since) if since else 0.0
     on_error = partial(stderr_console(shows_results=True).print, markup=False)
-    with_node = not isinstance(found, LocalRunFolder)
-    for line in read_logs(found, since=begin, node=node, follow=follow, on_error=on_error):
-        print_line(line, raw=raw, as_json=as_json, with_node=with_node)
+    for line in found.log_lines(found.newest_job(), LogOptions(begin, node, follow, on_error)):
+        print_line(line, raw=raw, as_json=as_json, with_node=found.has_log_per_node)

@@ -19,9 +19,9 @@ def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     """Show the stages of a run, given by its run file, its name, one of its jobs, or the folder of
     a local run.
     """
+    from sm_train.toolkit.platforms.find_run import find_run
     from sm_train.toolkit.runs.run_status import read_status
     from sm_train.toolkit.runs.status_view import show_status
-    from sm_train.toolkit.targets.resolved_run import find_run
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
     found = find_run(run, options)

@@ -26,32 +26,23 @@ def command(
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C. Nodes
     of Kubernetes or Slurm get the request through the storage of their checkpoints.
     """
-    from sm_train.toolkit.clusters.cluster_run import ClusterRun
-    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
-    from sm_train.toolkit.runs.next_command import resume_command
+    from sm_train.toolkit.platforms.find_run import find_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop
-    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
     from sm_train.toolkit.terminal.console import note, write_json
     from sm_train.toolkit.terminal.json_record import record_document
 
     found = find_run(run, options)
     result = pause_after_stage(found) if after_stage else stop(found, wait=wait)
-    is_local = isinstance(found, LocalRunFolder)
-    name = found.target if isinstance(found, LocalRunFolder) else result.training_job_name
-    on_cluster = isinstance(found, ClusterRun)
     if after_stage:
         outcome = f"continues to the end of {result.stage}; no other stage starts"
     elif result.live:
-        when = " once its nodes have read the request" if on_cluster else ""
-        outcome = f"saves a checkpoint and ends{when}"
+        outcome = f"saves a checkpoint and ends{found.platform.on_stop}"
     else:
-        outcome = "has ended" if is_local or on_cluster else "has ended; no other job starts"
+        outcome = "has ended; no other job starts" if found.starts_jobs else "has ended"
     if as_json:
         write_json(record_document(result))
     if result.warning is not None:
         note(f"warning: {result.warning}")
-    if is_local and result.status == "Completed":
-        note(f"{name} {outcome}")
-    else:
-        resume = resume_command(found.run if isinstance(found, RunOnSageMaker) else found)
-        note(f"{name} {outcome}. To continue: {resume}")
+    is_done = result.status == "Completed" and result.stage == found.config.stages[-1].name
+    continued = "" if is_done else f". To continue: {found.resume_command}"
+    note(f"{result.training_job_name} {outcome}{continued}")

@@ -61,14 +61,13 @@ def _watched(runs: tuple[Path, ...], options: dict[str, Any]) -> tuple[str, str]
     from sm_train.estimators.request.iam import merge_policies, policies
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.clusters.find_cluster_run import is_outside_of_aws
     from sm_train.toolkit.run_file import load
 
     configs = [load(path) for path in runs]
     for path, config in zip(runs, configs, strict=True):
         if config.role is None:
             raise UserError(f"{path}: role: not set; the function passes it to the jobs it starts")
-        if is_outside_of_aws(config):
+        if config.is_outside_of_aws:
             raise UserError(
                 f"{path}: is not a run for SageMaker, whose jobs the function watches; the CronJob "
                 "of `sm-train manifest` watches it"

@@ -10,7 +10,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import boto3
     from sm_train.toolkit.watch.controller import WatchResult
 
 
@@ -39,30 +38,17 @@ def command(
     On a terminal it is a live view that follows the job's log, otherwise a line for each poll. The
     folder of a local run is followed until its process ends.
     """
-    from sm_train.toolkit.targets.target import run_target
     from sm_train.toolkit.terminal.formatting import parse_duration
     from sm_train.toolkit.watch.controller import once_exit_code
     from sm_train.toolkit.watch.live_view import print_view
     from sm_train.toolkit.watch.output import print_json
 
     seconds = parse_duration("--interval", interval)
-    if (local := run_target(run).local) is not None:
-        from sm_train.toolkit.runs.local_watch import watch_local
-        from sm_train.toolkit.terminal.console import stderr_console
-
-        console = stderr_console(shows_results=True)
-        pause = min(seconds, _LOCAL_SECONDS)
-        return watch_local(local, console, once=once, interval=pause, as_json=as_json)
     if not once:
         return follow_run(run, options, dry_run=dry_run, interval=seconds, as_json=as_json)
-    session, poll = _poller(run, options, dry_run=dry_run)
-    result = poll()
-    (print_json if as_json else print_view)(session, result)
+    result = _poller(run, options, dry_run=dry_run)()
+    (print_json if as_json else print_view)(result)
     return once_exit_code(result.action, dry_run=dry_run)
-
-
-_LOCAL_SECONDS = 2.0
-"""Longest interval between two lines about a local run, whose log is read from a disk."""
 
 
 def follow_run(
@@ -74,9 +60,9 @@ def follow_run(
     from sm_train.toolkit.watch.controller import watch
     from sm_train.toolkit.watch.live_view import open_view
 
-    session, poll = _poller(run, options, dry_run=dry_run)
+    poll = _poller(run, options, dry_run=dry_run)
     try:
-        with open_view(session, as_json=as_json) as view:
+        with open_view(as_json=as_json) as view:
             return watch(poll, dry_run=dry_run, interval=interval, view=view)
     except KeyboardInterrupt:
         again = f"`{watch_command(run)}` follows it again"
@@ -84,30 +70,10 @@ def follow_run(
         raise UserError(message, ExitCode.INTERRUPTED) from None
 
 
-def _poller(
-    target: str, options: dict[str, Any], *, dry_run: bool
-) -> tuple[boto3.Session | None, Callable[[], WatchResult]]:
-    """Return a session, if the run may be on SageMaker, and what polls the run once.
+def _poller(target: str, options: dict[str, Any], *, dry_run: bool) -> Callable[[], WatchResult]:
+    """Return what finds the run again, since new code may have been submitted, and polls it."""
+    from sm_train.toolkit.platforms.find_run import find_run
+    from sm_train.toolkit.watch.controller import poll_run
 
-    The run is found again for each poll, since new code may have been submitted.
-    """
-    from sm_train.toolkit.clusters.cluster_run import ClusterRun
-    from sm_train.toolkit.targets.resolved_run import (
-        RunOnSageMaker,
-        find_run,
-        may_be_on_sagemaker,
-        open_session_for,
-    )
-    from sm_train.toolkit.watch.cluster_watch import check_once
-    from sm_train.toolkit.watch.controller import reconcile
-
-    session = open_session_for(target, options)[0] if may_be_on_sagemaker(target) else None
-
-    def poll() -> WatchResult:
-        found = find_run(target, options, session)
-        if isinstance(found, ClusterRun):
-            return check_once(found, dry_run=dry_run)
-        assert isinstance(found, RunOnSageMaker)
-        return reconcile(found.session, found.run, dry_run=dry_run)
-
-    return session, poll
+    kept = {**options, "sessions": {}}
+    return lambda: poll_run(find_run(target, kept), dry_run=dry_run)

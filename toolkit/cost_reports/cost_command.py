@@ -165,19 +165,12 @@ def _show_regions(inputs: EstimateInputs, options: CostCommand) -> None:
 
 
 def _show_actual(inputs: EstimateInputs, options: CostCommand) -> None:
-    from sm_train.toolkit.clusters.cluster_run import ClusterRun
-    from sm_train.toolkit.cost_reports.actual import actual_cost, actual_cost_on_cluster
-    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
+    from sm_train.toolkit.cost_reports.actual import actual_cost
+    from sm_train.toolkit.platforms.find_run import find_run
 
     assert options.run is not None
     globals_ = {"region": inputs.purchase.region, "profile": options.profile}
-    found = find_run(options.run, globals_)
-    if isinstance(found, ClusterRun):
-        document = actual_cost_on_cluster(inputs, found)
-    else:
-        session = open_session(options.profile, inputs.purchase.region)
-        jobs = found.run.jobs if isinstance(found, RunOnSageMaker) else None
-        document = actual_cost(inputs, session, jobs)
+    document = actual_cost(inputs, find_run(options.run, globals_))
     if options.as_json:
         write_json(document)
     else:

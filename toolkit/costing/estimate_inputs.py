@@ -22,11 +22,11 @@ from sm_train.toolkit.costing.scope import unusual_epochs
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
+    from sm_train.cost.throughput import StageMeasurement
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.history import History
-    from sm_train.toolkit.costing.measured_throughput import StageMeasurement
     from sm_train.toolkit.costing.stage_limits import StageLimit
-    from sm_train.toolkit.targets.run_config import OpenedConfig
+    from sm_train.toolkit.platforms.run_config import OpenedConfig
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def resolve_inputs(options: CostOptions) -> EstimateInputs:
 
 
 def _open(options: CostOptions) -> OpenedConfig:
-    from sm_train.toolkit.targets.run_config import open_config
+    from sm_train.toolkit.platforms.run_config import open_config
 
     assert options.run is not None
     globals_ = {"region": options.region, "profile": options.profile}

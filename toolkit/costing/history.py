@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.cost.assumptions import Observed
-from sm_train.cost.throughput import Measurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stored_values import as_record
 

@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sm_train.cost.throughput import Measurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.launch_plan import compile_choice, pytorch_version
 from sm_train.toolkit.aws.s3 import read_optional_object, write_object
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stored_values import as_record
 

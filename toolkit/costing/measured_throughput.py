@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.cost.stage import program_that_ran
-from sm_train.cost.throughput import Measurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.errors import UserError
 
@@ -19,14 +17,6 @@ if TYPE_CHECKING:
 
 _WORTH_NAMING = 0.02
 """Share of the speed lost in stalls above which a measurement says so."""
-
-
-@dataclass(frozen=True)
-class StageMeasurement:
-    """A measured speed and the name of its stage."""
-
-    stage: str
-    measurement: Measurement
 
 
 def read_measured(path: Path) -> list[StageMeasurement]:
@@ -70,25 +60,22 @@ def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasu
 
 
 def read_measured_run(place: str, options: dict[str, Any]) -> StageMeasurement | None:
-    """Measure the newest attempt of a run on a cluster, by the folder or address of its
-    checkpoints; None if that holds no records.
+    """Measure the newest job of a run by the folder or the address where it stores checkpoints;
+    None if that is no such place.
 
     Raises:
         UserError: the place cannot be read, or has no step event.
     """
     if not (place.startswith("s3://") or Path(place).is_dir()):
         return None
-    from sm_train.toolkit.clusters.cluster_logs import rank_0_events
-    from sm_train.toolkit.clusters.find_cluster_run import cluster_run_at
-    from sm_train.toolkit.targets.target import log_target
+    from sm_train.toolkit.platforms.find_run import find_run
+    from sm_train.toolkit.platforms.parse_target import log_target
 
     target = log_target(place)
-    if target.root is None:
+    if target.place is None or target.is_read_as_files:
         return None
-    run = cluster_run_at(place, target.root, options, target.stage)
-    if run is None:
-        return None
-    return measure_speed(rank_0_events(run, run.newest_jobs(time.time())[-1]), place)
+    run = find_run(place, options)
+    return measure_speed(run.rank_0_events(run.newest_job()), place)
 
 
 def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:

@@ -16,11 +16,10 @@ from typing import TypedDict
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import usd
-from sm_train.cost.throughput import Measurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.estimators.config.placement import Placement, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.costing.spent import (

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, Purchase, estimate
+from sm_train.cost.throughput import StageMeasurement
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.history import History
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.stages import stages_to_price, stated_measurements, with_model_figures
 from sm_train.toolkit.errors import UserError

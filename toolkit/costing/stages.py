@@ -30,9 +30,9 @@ from sm_train.toolkit.memory.sharding_choice import possible_strategies
 
 if TYPE_CHECKING:
     from sm_train.cost.alternatives import MemoryNeed
+    from sm_train.cost.throughput import StageMeasurement
     from sm_train.entrypoints.planning.memory import ModelPlan, StageLayout
     from sm_train.estimators.config.schema import RunConfig
-    from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 
 
 def stages_to_price(

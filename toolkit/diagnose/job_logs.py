@@ -1,17 +1,13 @@
-"""Reads the logs of a job, and the facts that only its platform reports."""
+"""Reads the logs of a job on SageMaker, and the facts that only SageMaker reports."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import read_stream, stream_names
-from sm_train.toolkit.clusters.cluster_job import ClusterJob
-from sm_train.toolkit.clusters.cluster_logs import read_segments
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
 from sm_train.toolkit.diagnose.log_files import attempts
 from sm_train.toolkit.diagnose.matches import LogStream
@@ -104,25 +100,3 @@ def _sagemaker_lines(description: dict[str, Any]) -> Iterator[str]:
 
 def _iso(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
-
-
-def log_streams(run: ClusterRun, job: ClusterJob) -> list[LogStream]:
-    """Return the log of each node of an attempt."""
-    return [
-        LogStream(
-            f"{run.root}/{start.record.stage}/{start.record.folder}",
-            partial(read_segments, run, start),
-            start.record.node,
-            start.record.seen,
-        )
-        for start in job.starts
-    ]
-
-
-def platform_streams(job: ClusterJob) -> list[LogStream]:
-    """Return what the records say of the attempt's end, as a line of the platform."""
-    if not job.failure_reason:
-        return []
-    ended = job.ended or job.created
-    line = f"{ended.isoformat(timespec='milliseconds')} {job.platform.name}: {job.failure_reason}\n"
-    return [LogStream("job-records", lambda: [line.encode()], None, ended.timestamp())]

@@ -27,8 +27,13 @@ from sm_train.toolkit.jobs.checkpoints import (
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_events
 from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.training_job import describe_job, refresh, server_time, stop_job
-from sm_train.toolkit.runs.remediation import USER
+from sm_train.toolkit.jobs.training_job import (
+    USER,
+    describe_job,
+    refresh,
+    server_time,
+    stop_job,
+)
 from sm_train.toolkit.short_jobs.short_job import ShortJobs
 
 _LOCAL_CHECKPOINT_STEPS = 5

@@ -46,6 +46,8 @@ class StoredCheckpoint:
     """What ran the job that wrote it; None if that is unknown."""
     output: bool = False
     """Whether the output of the newest job, if it was looked for, holds a file."""
+    model: Path | None = None
+    """The folder on this machine with the final model; None if it is elsewhere."""
 
 
 def latest_stored(session: boto3.Session, uri: str, jobs: Iterable[RunJob]) -> StoredCheckpoint:

@@ -1,4 +1,4 @@
-"""Finds the folder of a local run that a command names, and reads the state of its stages.
+"""The folder of a local run: its stages, and the process that trains it.
 
 ``local-runs/NAME`` has a folder for each stage that was started, ``local-runs/NAME/STAGE``. Every
 command that takes a run or a job takes either path.
@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import PreflightError
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, read_events
-from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
-from sm_train.toolkit.jobs.stage_state import StageState, State
 
 LOCK_NAME = ".lock"
 """File in a local run's folder that is locked while it trains, with the process to interrupt."""
@@ -38,7 +35,6 @@ starts again. Checkpoints alone do not show it: they are copied file by file."""
 DEFAULT_FOLDER = Path("local-runs")
 
 _RUN_FILE = Path("bundle") / "run.json"
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -117,11 +113,6 @@ class LocalRunFolder:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(number), signal.SIGTERM)
 
-    def wait(self) -> None:
-        """Return when no process trains the run."""
-        while self.is_training():
-            time.sleep(_POLL_SECONDS)
-
 
 def lock_owner(process: int) -> str:
     """Return the line in the lock file that names the process to interrupt."""
@@ -184,49 +175,6 @@ def read_live(stage: Path) -> LiveState:
     return fold_events((f"algo-{event['node'] + 1}", event) for event in read_events(stage))
 
 
-def read_stages(run: LocalRunFolder) -> list[StageState]:
-    """Return the state of the run's stages, or of the one that the user named.
-
-    Raises:
-        PreflightError: the folder has no run file.
-    """
-    config, training = run.config(), run.is_training()
-    newest = run.stages[-1].name if run.stage is None else _newest_stage(run)
-    states = []
-    for stage in config.stages:
-        if run.stage in (None, stage.name):
-            folder = run.path / stage.name
-            live = read_live(folder)
-            stored = local_checkpoints(folder / "checkpoints")
-            is_live = training and stage.name == newest
-            state = _state(folder, stage.max_steps, live, is_live, config.heartbeat.max_timeout)
-            progress = progress_of(live)
-            states.append(StageState(stage.name, stage.max_steps, state, (), stored, progress))
-    return states
-
-
-def _newest_stage(run: LocalRunFolder) -> str:
-    return LocalRunFolder(run.path).stages[-1].name
-
-
-def _state(
-    folder: Path,
-    max_steps: int,
-    live: LiveState,
-    is_live: bool,
-    max_timeout: float,
-) -> State:
-    if is_live:
-        if "step" not in live.newest or live.last_activity is None:
-            return "starting"
-        silent = time.time() - live.last_activity
-        return "stalled" if silent > max_timeout else "training"
-    if not (folder / LOG_NAME).exists():
-        return "waiting"
-    if finished_step(folder, max_steps) is not None:
-        return "done"
-    return "failed" if _has_failure_file(folder) else "stopped"
-
-
-def _has_failure_file(folder: Path) -> bool:
+def has_failure_file(folder: Path) -> bool:
+    """Return whether a node of a stage wrote why it failed."""
     return any(path.stat().st_size for path in folder.glob("nodes/*/output/failure"))

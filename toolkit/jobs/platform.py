@@ -52,6 +52,14 @@ class Platform:
     """Exit codes after which the platform starts a job again; None if it does after any."""
     support: str = "its operators"
     """Who ends a job that does not stop."""
+    is_paid: bool = True
+    """Whether its time costs money."""
+    counted: str = "billed seconds"
+    """What :meth:`RunJob.billable_seconds` are."""
+    own_retries: str = "its own retries"
+    """What continues without a watch."""
+    on_stop: str = ""
+    """When a job reads a request to stop, after "saves a checkpoint and ends"."""
 
     def phase(self, name: str) -> JobPhase:
         """Return a phase; one that the table lacks may be billed, and its silence means nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from itertools import pairwise
 
 from sm_train.cost.prices import ON_DEMAND, TRAINING_PLAN, Price, PriceTable
@@ -77,6 +78,8 @@ class RunJob:
     """Whether the next stage starts automatically after this one."""
     stopped_for: str | None = field(default=None, kw_only=True)
     from_step: int | None = field(default=None, kw_only=True)
+    finished_step: int | None = field(default=None, kw_only=True)
+    """The step at which its program finished, if its platform keeps it."""
     got_no_instances: bool = field(default=False, kw_only=True)
     """Whether its platform gave it up because it got no instances within cluster.max_pending."""
 
@@ -127,6 +130,9 @@ class RunJob:
         While the platform reports no billed seconds, that of the plan with which the job was
         started applies, whatever table the machine has that asks.
         """
+        if not self.platform.is_paid:
+            where = f"{self.platform.title} costs nothing"
+            return Price(self.instances[0], self.region, Decimal(0), "verified", where, None)
         if self.reported_seconds is None and self.accepted_price is not None:
             return self.accepted_price
         return prices.price(self.instances[0], self.region, self.price_kind)

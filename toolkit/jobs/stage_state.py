@@ -49,6 +49,8 @@ class StageState:
     """The newest speed that its jobs have shown."""
     lag: StorageLag | None = None
     """How far storage is behind the checkpoints that the newest job logged; None if it is not."""
+    platform: str | None = None
+    """The name of the platform that the run is on."""
 
     @property
     def job(self) -> RunJob | None:
@@ -66,10 +68,9 @@ class StageState:
         None also if a training job resumed from that checkpoint: its user has said that the other
         platform's job has ended.
         """
-        platform = self.stored.platform
-        own = self.jobs[-1].platform.name if self.jobs else "sagemaker"
+        own = self.jobs[-1].platform.name if self.jobs else self.platform
         resumed = any(job.from_step == self.stored.step for job in self.jobs)
-        return None if platform == own or resumed else platform
+        return None if self.stored.platform == own or resumed else self.stored.platform
 
     @property
     def step(self) -> int:
@@ -115,6 +116,7 @@ def stage_state(
         state = _live_state(job, stored, progress, now, stall_after)
     elif job is not None and job.status == "Completed":
         state = _completed_state(stored, progress, max_steps, own_script=own_script)
+        state = "done" if (job.finished_step or 0) >= max_steps else state
     elif job is not None and job.secondary_status == LOST:
         state = "lost"
     elif job is not None:

@@ -39,6 +39,9 @@ FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
 AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
 """A job's tags: whether the next stage starts automatically (on, off), and why it was stopped."""
 
+STALL, BUDGET, USER = "stall", "budget", "user"
+"""Why a job was stopped, as recorded in its tag. A stop in the console has no tag: the user's."""
+
 PRICE_TAG = "sm-train:price"
 """A job's tag: the price with which its plan was accepted, as :func:`price_tag` writes it."""
 
@@ -108,6 +111,7 @@ SAGEMAKER = Platform(
     ),
     log_delay=300.0,
     support="AWS Support",
+    own_retries="SageMaker's own retries",
 )
 """SageMaker's secondary statuses. The usual times and limits are ours: of the largest model and
 30 GB of image in storage of one region, with ample room."""

@@ -15,21 +15,19 @@ from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
 from sm_train.entrypoints.common.sagemaker_paths import stays_below
 from sm_train.entrypoints.object_store.store import StoredObject, store_of
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
-from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import download_all
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.checkpoints import (
     StoredCheckpoint,
-    latest_stored,
     require_stored,
     stored_checkpoints,
 )
-from sm_train.toolkit.jobs.local_folder import LocalRunFolder
-from sm_train.toolkit.targets.resolved_run import find_run
-from sm_train.toolkit.targets.target import Kind, parse_target
+from sm_train.toolkit.jobs.local_folder import find_local_run
+from sm_train.toolkit.platforms.find_run import find_run
+from sm_train.toolkit.platforms.parse_target import parse_target
+from sm_train.toolkit.platforms.target import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,14 +82,14 @@ def find_stored(
     named = parse_target(target)
     if named.kind is Kind.NAME and parse_step_folder(target) is not None:
         raise UserError(f"{target}: no such folder; name a checkpoint's folder, a run or s3://…")
-    if named.kind is Kind.LOCAL_RUN:
+    if named.is_read_as_files and named.place is not None:
         return None
-    if stage is not None and not named.on_sagemaker:
+    if stage is not None and named.kind not in (Kind.RUN_FILE, Kind.NAME):
         raise UserError("--stage: applies to the name of a run only")
     if named.kind is Kind.ADDRESS:
         session = open_bucket_session(target, options["region"], options["profile"])
         stored = _at_uri(session, target.rstrip("/"), session.region_name)
-    elif named.kind is Kind.FOLDER:
+    elif named.kind in (Kind.FOLDER, Kind.RUN_FOLDER):
         return None
     else:
         stored = _of_run(target, stage, options)
@@ -120,10 +118,9 @@ def local_stage(target: str, stage: str | None) -> Path:
     Raises:
         UserError: the run has no such stage.
     """
-    named = parse_target(target)
-    run = named.local
+    run = find_local_run(target)
     if run is None or stage is None:
-        return named.path
+        return parse_target(target).path
     if run.stage is not None or stage not in [run_stage.name for run_stage in run.stages]:
         names = ", ".join(run_stage.name for run_stage in run.stages)
         raise UserError(f"--stage: {stage!r} is not in {run.target}; it has {names}")
@@ -132,22 +129,17 @@ def local_stage(target: str, stage: str | None) -> Path:
 
 def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:
     """Return the newest checkpoint of a run's stage, of the last stage that has one."""
-    found = find_run(target, options)
-    assert not isinstance(found, LocalRunFolder)
-    if isinstance(found, ClusterRun):
-        return _on_cluster(found, stage, options)
-    session, run = found.session, found.run
+    run = find_run(target, options)
     stage = stage or run.stage
     names = [candidate.name for candidate in run.config.stages]
     if stage is not None and stage not in names:
         raise UserError(f"--stage: {stage!r} is not one of {', '.join(names)}")
+    jobs = run.jobs()
     for candidate in reversed(run.config.stages):
         if stage in (None, candidate.name):
-            jobs = [job for job in run.jobs if job.stage == candidate.name]
-            uri = checkpoint_uri(run.config, candidate, run.bucket)
-            stored = latest_stored(session, uri, jobs)
-            if stored.step is not None:
-                return _at_uri(session, f"{stored.uri}/{_own_format(stored)}", stored.region)
+            stored = run.stored(candidate, [job for job in jobs if job.stage == candidate.name])
+            if stored.step is not None or stored.final:
+                return _stored_model(run.target, stored, options)
     where = f"stage {stage}" if stage else "any stage"
     raise UserError(
         f"{run.name}: {where} has no complete checkpoint; the first is written after "
@@ -156,15 +148,14 @@ def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredMo
     )
 
 
-def _on_cluster(run: ClusterRun, stage: str | None, options: dict[str, Any]) -> StoredModel:
-    """Return the newest checkpoint of a stage whose nodes copy checkpoints to S3."""
-    names = [stage] if stage is not None else list(reversed(run.stages))
-    newest = next((name for name in names if run.stored(name).step is not None), names[0])
-    place = f"{run.root}/{newest}"
-    if not place.startswith("s3://"):
-        raise UserError(f"{run.target}: its checkpoints are in the folder {place}; name that")
-    session = open_bucket_session(place, options["region"], options["profile"])
-    return _at_uri(session, place, session.region_name)
+def _stored_model(run: str, stored: StoredCheckpoint, options: dict[str, Any]) -> StoredModel:
+    """Return a checkpoint in S3."""
+    if not stored.uri.startswith("s3://"):
+        raise UserError(f"{run}: its checkpoints are in the folder {stored.uri}; name that")
+    region = stored.region or options["region"]
+    session = open_bucket_session(stored.uri, region, options["profile"])
+    folder = "" if stored.step is None else f"/{_own_format(stored)}"
+    return _at_uri(session, f"{stored.uri}{folder}", session.region_name)
 
 
 def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from math import isfinite, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.cost.json_document import usd
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.regions import DEFAULT_REGION
-from sm_train.toolkit.aws.session import resolve_region, session_in_region
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.aws.session import resolve_region
 from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.projection import ProjectionDocument
-from sm_train.toolkit.jobs.training_job import server_time
+from sm_train.toolkit.platforms.find_run import find_run
+from sm_train.toolkit.platforms.parse_target import log_target
+from sm_train.toolkit.platforms.target import Kind, Target
 from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
@@ -25,22 +24,15 @@ from sm_train.toolkit.review.metric_export import Exported, export_jobs
 from sm_train.toolkit.review.review_model import Figures, JobReview, Review
 from sm_train.toolkit.review.sources import (
     ReviewSource,
-    cluster_sources,
     local_sources,
-    sagemaker_sources,
+    run_sources,
 )
 from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.run_file import load
-from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.run_state import read_state
-from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
-from sm_train.toolkit.targets.target import Kind, Target, log_target
 from sm_train.toolkit.terminal.console import stderr_console
-
-if TYPE_CHECKING:
-    import boto3
 
 
 def build_review(
@@ -60,27 +52,13 @@ def build_review(
         UserError: a target does not exist, or AWS rejects a request.
     """
     config = load(run_file) if run_file else None
-    sources, region, session = find_sources(targets, region=region, profile=profile, config=config)
-    collector = FactsCollector(region, price_table(), session, config, with_samples=with_samples)
-    collector.now = datetime.now(UTC) if session is None else server_time(session)
-    jobs = [review_job(collector.collect(source)) for source in _with_progress(sources)]
-    return Review(tuple(jobs), tuple(collector.warnings), _projections(session, sources))
-
-
-def _projections(
-    session: boto3.Session | None, sources: Sequence[ReviewSource]
-) -> dict[str, ProjectionDocument]:
-    """Return what each run on SageMaker or on a cluster has cost and will cost, by its name."""
-    projections = {}
+    sources, region = find_sources(targets, region=region, profile=profile, config=config)
     runs = {source.run.name: source.run for source in sources if source.run is not None}
-    for run in runs.values():
-        if isinstance(run, ClusterRun):
-            state = read_cluster_state(run)
-        else:
-            assert session is not None
-            state = read_state(session_in_region(session, run.region), run)
-        projections[run.name] = state.projection.as_dict()
-    return projections
+    collector = FactsCollector(region, price_table(), config, with_samples=with_samples)
+    collector.now = max((run.now() for run in runs.values()), default=datetime.now(UTC))
+    jobs = [review_job(collector.collect(source)) for source in _with_progress(sources)]
+    projections = {name: read_state(run).projection.as_dict() for name, run in runs.items()}
+    return Review(tuple(jobs), tuple(collector.warnings), projections)
 
 
 def export(
@@ -96,35 +74,29 @@ def export(
     Raises:
         UserError: a target does not exist, AWS rejects a request, or a job's folder exists.
     """
-    sources, _, _ = find_sources(targets, region=region, profile=profile, config=None)
+    sources, _ = find_sources(targets, region=region, profile=profile, config=None)
     return export_jobs(sources, lambda source: parse_log(source.blocks()), target_format, folder)
 
 
 def find_sources(
     targets: Sequence[str], *, region: str | None, profile: str | None, config: RunConfig | None
-) -> tuple[list[ReviewSource], str, boto3.Session | None]:
-    """Return the jobs of all ``targets``, their region, and a session if any is on SageMaker.
+) -> tuple[list[ReviewSource], str]:
+    """Return the jobs of all ``targets``, and their region.
 
     Raises:
         UserError: a target does not exist, or AWS rejects a request.
     """
     named = [log_target(target) for target in targets]
-    uses_aws = any(target.on_sagemaker for target in named)
+    uses_aws = any(target.kind in (Kind.RUN_FILE, Kind.NAME) for target in named)
     region = _region(named, region, profile, config, uses_aws=uses_aws)
-    session: boto3.Session | None = None
-    sources: list[ReviewSource] = []
+    options, sources = {"region": region, "profile": profile}, list[ReviewSource]()
     for target in named:
-        if not target.on_sagemaker and target.root is None:
+        if target.is_read_as_files:
             sources += local_sources(target.path)
-            continue
-        found = find_run(target.address, {"region": region, "profile": profile})
-        if isinstance(found, ClusterRun):
-            sources += cluster_sources(found)
-        elif isinstance(found, RunOnSageMaker):
-            session = session or found.session
-            sources += sagemaker_sources(found)
+        else:
+            sources += run_sources(find_run(target.address, options))
     # A job that two targets name is reviewed once.
-    return list({source.name: source for source in sources}.values()), region, session
+    return list({source.name: source for source in sources}.values()), region
 
 
 def _region(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate, money
 from sm_train.cost.instances import InstanceType, UnknownInstanceTypeError, instance_type
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+from sm_train.toolkit.aws.cloudwatch_metrics import Series
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UserError
@@ -27,21 +26,17 @@ from sm_train.toolkit.review.sample_images import sample_images
 from sm_train.toolkit.review.setting_differences import job_settings
 from sm_train.toolkit.review.sources import ReviewSource
 
-if TYPE_CHECKING:
-    import boto3
-
 
 @dataclass
 class FactsCollector:
     """Collects the facts of a review's jobs; call it for the oldest job first.
 
-    ``session`` is None if no target is on AWS; ``region`` is the run's; ``config`` is the run file
-    of ``--run`` for the estimate; ``now`` is AWS's time.
+    ``region`` is the run's; ``config`` is the run file of ``--run`` for the estimate; ``now`` is
+    the platform's time.
     """
 
     region: str
     prices: PriceTable
-    session: boto3.Session | None = None
     config: RunConfig | None = None
     now: datetime = datetime.min
     with_samples: bool = False
@@ -76,11 +71,11 @@ class FactsCollector:
             diagnosis=self._diagnosis(source, log),
             instance_type=instance_type,
             instances=instances,
-            metrics=self._metrics(job, begin, end),
+            metrics=self._metrics(source, begin, end),
             cost=self._cost(source, stage, job_timeline, instance_type, instances, end - begin),
             settings=job_settings(source.config or self.config, stage, start),
             samples=self._samples(source),
-            target=source.run.target if isinstance(source.run, ClusterRun) else None,
+            diagnose_command=_diagnose_command(source),
         )
 
     def _diagnosis(self, source: ReviewSource, log: JobLog) -> Diagnosis | None:
@@ -99,7 +94,8 @@ class FactsCollector:
         if not self.with_samples:
             return ()
         try:
-            return sample_images(source.sample_grids())
+            with translate_aws_errors("the sampled images"):
+                return sample_images(source.sample_grids())
         except (UserError, OSError) as error:
             self.warnings.append(f"{source.name}: the sampled images are missing: {error}")
             return ()
@@ -118,16 +114,14 @@ class FactsCollector:
         return result
 
     def _metrics(
-        self, job: RunJob | None, begin: float, end: float
+        self, source: ReviewSource, begin: float, end: float
     ) -> Mapping[tuple[str, str], Series]:
-        if job is None or job.platform.name != "sagemaker" or end <= begin:
+        run, job = source.run, source.job
+        if run is None or job is None or end <= begin:
             return {}
-        assert self.session is not None
         now = self.now.timestamp()
         try:
-            metrics = instance_metrics(
-                self.session, job.name, job.nodes, begin, end, now=now, region=job.region
-            )
+            metrics = run.node_metrics(job, job.nodes, begin, end, now)
         except UserError as error:
             self.warnings.append(f"{job.name}: CloudWatch metrics are missing: {error}")
             return {}
@@ -152,14 +146,19 @@ class FactsCollector:
         # A spot job is billed for fewer seconds than have passed.
         seconds = log_seconds if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)
-        kind = "billed seconds" if job else "seconds in the log"
-        if job is not None and job.platform.name != "sagemaker":
-            kind = "seconds with heartbeats"
+        kind = job.platform.counted if job else "seconds in the log"
         return JobCost(
             None if billed is None else float(billed),
             estimate,
             f"{kind} × {instances or 1} × {name} in {region}, {price.source}",
         )
+
+
+def _diagnose_command(source: ReviewSource) -> str:
+    """Return the command that diagnoses the job, or the files of its log."""
+    if source.run is None or source.job is None:
+        return f"`sm-train diagnose {source.name}`"
+    return f"`{source.run.diagnose_command(source.job)}`"
 
 
 def _cluster(job: RunJob | None, start: Event) -> tuple[InstanceType | None, int | None]:

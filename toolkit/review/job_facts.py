@@ -60,13 +60,8 @@ class JobFacts:
     cost: JobCost
     settings: Mapping[str, str]
     samples: tuple[SampleImage, ...]
-    target: str | None = None
-    """What `diagnose` takes, unless it is the name."""
-
-    @property
-    def diagnose_command(self) -> str:
-        """The command that diagnoses the job."""
-        return f"`sm-train diagnose {self.target or self.name}`"
+    diagnose_command: str
+    """The command that diagnoses the job."""
 
     @property
     def seconds(self) -> float:

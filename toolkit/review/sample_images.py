@@ -8,17 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder
-from sm_train.entrypoints.object_store.store import store_of
 from sm_train.entrypoints.shared_work.storage import Storage
-from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.review.review_model import SampleImage
-
-if TYPE_CHECKING:
-    import boto3
 
 _FOLDER = "samples"
 """The folder of the grids next to the checkpoints (entrypoints/training/evaluator.py)."""
@@ -45,29 +38,6 @@ def local_grids(folder: Path) -> list[SampleGrid]:
         if (step := parse_step_folder(path.stem)) is not None:
             found[step] = SampleGrid(step, str(path), path.read_bytes)
     return [found[step] for step in sorted(found)]
-
-
-def s3_grids(session: boto3.Session, checkpoint_uri: str) -> list[SampleGrid]:
-    """Return the grids next to a job's checkpoints.
-
-    Raises:
-        UserError: S3 rejects the request.
-    """
-    bucket, prefix = split_uri(f"{checkpoint_uri}/{_FOLDER}/")
-    store = store_of(session)
-
-    def read(key: str) -> bytes:
-        with translate_aws_errors("GetObject"):
-            return store.get(bucket, key)
-
-    grids = []
-    with translate_aws_errors("ListObjectsV2"):
-        keys = [stored.key for stored in store.objects(bucket, prefix)]
-    for key in sorted(keys):
-        step = parse_step_folder(PurePosixPath(key).stem)
-        if step is not None and key.endswith(".png"):
-            grids.append(SampleGrid(step, f"s3://{bucket}/{key}", lambda key=key: read(key)))  # type: ignore[misc]
-    return grids
 
 
 def stored_grids(storage: Storage) -> list[SampleGrid]:

@@ -1,36 +1,21 @@
-"""Finds the logs to review: CloudWatch for a run or job, a local run's folder, or saved logs."""
+"""Finds the logs to review: those of a run's jobs, a local run's folder, or saved logs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.job_logs import diagnose_job, log_streams
 from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
-from sm_train.toolkit.diagnose.targets import diagnose_attempts
-from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
 from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.training_job import jobs_of_run
-from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids, stored_grids
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker
-
-if TYPE_CHECKING:
-    import boto3
-
-_FILTER_PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
-"""CloudWatch's filter for the lines a review uses: events and about 1 % of NCCL's lines."""
+from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, stored_grids
 
 LogBlocks = Callable[[], Iterator[tuple[str | None, bytes]]]
 """Yields (the node's name, whole lines)."""
@@ -49,7 +34,7 @@ class ReviewSource:
     """Reads the complete logs."""
     sample_grids: Callable[[], list[SampleGrid]]
     job: RunJob | None = None
-    run: ResolvedRun | ClusterRun | None = None
+    run: PlacedRun | None = None
 
     @property
     def config(self) -> RunConfig | None:
@@ -78,55 +63,23 @@ def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
     )
 
 
-def sagemaker_sources(found: RunOnSageMaker) -> list[ReviewSource]:
-    """Return all jobs of a run, or the job or those of the stage that the user named.
+def run_sources(run: PlacedRun) -> list[ReviewSource]:
+    """Return the jobs of a run that the user named, or all.
 
     Raises:
-        UserError: there is no such job, or AWS rejects a request.
-    """
-    session, run = found.session, found.run
-    jobs = jobs_of_run(session, run.name)
-    jobs = [job for job in jobs if run.is_named(job)]
-    if not jobs:
-        raise UserError(f"{run.name}: has no jobs yet; run `sm-train submit` first")
-    return [
-        ReviewSource(
-            job.name,
-            _cloudwatch_blocks(session, job),
-            partial(diagnose_job, session_in_region(session, job.region), job.name),
-            partial(s3_grids, session_in_region(session, job.region), job.checkpoint_uri),
-            job,
-            run,
-        )
-        for job in jobs
-    ]
-
-
-def cluster_sources(run: ClusterRun) -> list[ReviewSource]:
-    """Return the attempts of the stage that the user named, or of all stages.
-
-    Raises:
-        UserError: no node has stored a record, or the place cannot be read.
+        UserError: there is none, or what its platform knows cannot be read.
     """
     return [
         ReviewSource(
             job.name,
-            _file_blocks(log_streams(run, job)),
-            partial(diagnose_attempts, run, job.name),
-            partial(stored_grids, run.storage(job.stage)),
+            partial(run.event_blocks, job),
+            partial(run.diagnose, job),
+            partial(stored_grids, run.storage(job)),
             job,
             run,
         )
-        for job in run.newest_jobs(time.time())
+        for job in run.named_jobs()
     ]
-
-
-def _cloudwatch_blocks(session: boto3.Session, job: RunJob) -> LogBlocks:
-    def blocks() -> Iterator[tuple[str | None, bytes]]:
-        for entry in search(session, f"{job.name}/", region=job.region, pattern=_FILTER_PATTERN):
-            yield entry.node, entry.message.encode("utf-8", "replace")
-
-    return blocks
 
 
 def _file_blocks(streams: Iterable[LogStream]) -> LogBlocks:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sm_train.toolkit.clusters.find_cluster_run import runs_in
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
+from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.platforms.adapters import adapters
 from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.terminal.rich_table import rich_table
 
@@ -33,19 +35,24 @@ class ListedRun(TypedDict):
     spent_usd: float | None
 
 
-def jobs_in(places: Sequence[str], options: dict[str, Any], since: datetime) -> list[RunJob]:
-    """Return the attempts since ``since`` of the runs in folders and buckets, oldest first.
+def listed_jobs(places: Sequence[str], options: dict[str, Any], since: datetime) -> list[RunJob]:
+    """Return the jobs since ``since``, oldest first: of the account, or of the runs in ``places``.
 
-    ``options`` are the global ones.
+    Places are folders and buckets; ``options`` are the global ones.
 
     Raises:
-        UserError: a place cannot be read.
+        UserError: a place cannot be read, or is none.
     """
-    now = datetime.now(UTC).timestamp()
-    runs = [run for place in places for run in runs_in(place, options)]
-    jobs = [job for run in runs for stage in run.stages for job in run.jobs(stage, now)]
-    found = [job for job in jobs if job.created >= since]
-    return sorted(found, key=lambda job: (job.created, job.name))
+    if not places:
+        return [job for adapter in adapters() for job in adapter.jobs_since(since, options)]
+    for place in places:
+        if not (place.startswith("s3://") or Path(place).is_dir()):
+            raise UserError(f"{place}: no such folder; name a bucket as s3://BUCKET, or a folder")
+    runs = [
+        run for place in places for adapter in adapters() for run in adapter.runs_in(place, options)
+    ]
+    jobs = [job for run in runs for job in run.jobs() if job.created >= since]
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 def list_runs(jobs: Sequence[RunJob], now: datetime) -> list[ListedRun]:

@@ -24,6 +24,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState, current
+from sm_train.toolkit.jobs.training_job import BUDGET, STALL, USER
 from sm_train.toolkit.terminal.formatting import format_duration
 
 MAX_BACKOFF = timedelta(hours=1)
@@ -31,9 +32,6 @@ MAX_BACKOFF = timedelta(hours=1)
 _CAPACITY_CAUSES = (
     *("capacity", "max-pending", "max-wait", "plan-ended", "spot", "spot-interrupted"),
 )
-
-STALL, BUDGET, USER = "stall", "budget", "user"
-"""Why a job was stopped, as recorded in its tag. A stop in the console has no tag: the user's."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads the state of a run and its stages from AWS."""
+"""Reads the state of a run and its stages, on any platform."""
 
 from __future__ import annotations
 
@@ -6,39 +6,29 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING
 
-from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.measured_speeds import recorded_speeds
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection, project
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
-from sm_train.toolkit.jobs.live_events import lag_of, progress_of, read_live, shown_speed
+from sm_train.toolkit.jobs.live_events import lag_of, progress_of, shown_speed
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
-from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
+from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
-
-if TYPE_CHECKING:
-    import boto3
-    from sm_train.toolkit.clusters.cluster_run import ClusterRun
 
 
 @dataclass(frozen=True)
 class RunState:
     """A run at one moment."""
 
-    run: ResolvedRun | ClusterRun
+    run: PlacedRun
     stages: tuple[StageState, ...]
     projection: Projection
     now: datetime
-    """The time on AWS's clock; of a run on a cluster, on this machine's."""
+    """The time by the platform's clock."""
     live: LiveState
     """The state of the newest job of the current stage."""
     notices: tuple[str, ...] = ()
@@ -94,62 +84,68 @@ def _hours(duration: timedelta) -> str:
     return format_duration(duration.total_seconds())
 
 
-def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:
-    """Read the state of the run and its jobs from AWS, with the logs of each stage's newest job
-    only.
+def read_state(run: PlacedRun) -> RunState:
+    """Read the state of the run, just found, with the logs of each stage's newest job only.
 
-    ``session`` is in the run's home region.
+    Raises:
+        UserError: what its platform knows cannot be read.
     """
-    now, jobs = server_time(session), run.jobs
-    live = {stage.name: _live_state(session, stage, jobs) for stage in run.config.stages}
-    stages = _stages(session, run, jobs, live, now)
+    now = run.now()
+    jobs = run.jobs(now)
+    live = _live_states(run, jobs)
+    stages = _stages(run, jobs, live, now)
     unfinished = current(stages)
-    recorded = recorded_speeds(session, run.config, run.region)
     return RunState(
         run,
         stages,
-        project(run.config, run.region, stages, now, recorded),
+        projected(run, stages, now),
         now,
         live[unfinished.name] if unfinished else LiveState(),
+        tuple(run.notices(stages, now)),
     )
 
 
-def _live_state(session: boto3.Session, stage: StageSection, jobs: Sequence[RunJob]) -> LiveState:
-    job = live_or_newest([job for job in jobs if job.stage == stage.name])
-    return read_live(session, job) if job is not None else LiveState()
+def projected(run: PlacedRun, stages: Sequence[StageState], now: datetime) -> Projection:
+    """Project the cost of a run whose stages are in these states."""
+    if not run.platform.is_paid:
+        return Projection(0.0, 0.0, 0.0, 0.0, {stage.name: 0.0 for stage in stages})
+    return project(run.config, run.region, stages, now, run.recorded_speeds())
 
 
-def stages_of(
-    session: boto3.Session, run: ResolvedRun
-) -> tuple[tuple[StageState, ...], tuple[str, ...]]:
+def stages_of(run: PlacedRun) -> tuple[tuple[StageState, ...], tuple[str, ...]]:
     """Return each stage's state as it is now, and warnings.
 
     To start a job, logs need not be readable: then the state rests on jobs and checkpoints alone.
+
+    Raises:
+        UserError: jobs or checkpoints cannot be read.
     """
-    jobs, now = jobs_of_run(session, run.name), server_time(session)
+    run, now = run.refreshed(), run.now()
+    jobs = run.jobs(now)
     try:
-        live = {stage.name: _live_state(session, stage, jobs) for stage in run.config.stages}
+        live = _live_states(run, jobs)
     except UserError as error:
         warning = f"the speed of the run's jobs is unknown, their logs cannot be read: {error}"
-        return _stages(session, run, jobs, {}, now), (warning,)
-    return _stages(session, run, jobs, live, now), ()
+        return _stages(run, jobs, {}, now), (warning,)
+    return _stages(run, jobs, live, now), ()
+
+
+def _live_states(run: PlacedRun, jobs: Sequence[RunJob]) -> dict[str, LiveState]:
+    newest = {
+        stage.name: live_or_newest([job for job in jobs if job.stage == stage.name])
+        for stage in run.config.stages
+    }
+    return {stage: LiveState() if job is None else run.live(job) for stage, job in newest.items()}
 
 
 def _stages(
-    session: boto3.Session,
-    run: ResolvedRun,
-    jobs: Sequence[RunJob],
-    live: Mapping[str, LiveState],
-    now: datetime,
+    run: PlacedRun, jobs: Sequence[RunJob], live: Mapping[str, LiveState], now: datetime
 ) -> tuple[StageState, ...]:
-    return tuple(
-        _stage(session, run, stage, jobs, live.get(stage.name), now) for stage in run.config.stages
-    )
+    return tuple(_stage(run, stage, jobs, live.get(stage.name), now) for stage in run.config.stages)
 
 
 def _stage(
-    session: boto3.Session,
-    run: ResolvedRun,
+    run: PlacedRun,
     stage: StageSection,
     jobs: Sequence[RunJob],
     live: LiveState | None,
@@ -157,10 +153,7 @@ def _stage(
 ) -> StageState:
     """Return the state of a stage; ``live`` is None if its logs cannot be read."""
     stage_jobs = [job for job in jobs if job.stage == stage.name]
-    stored = latest_stored(session, checkpoint_uri(run.config, stage, run.bucket), stage_jobs)
-    own_script, newest = run.config.entry is not None, live_or_newest(stage_jobs)
-    if own_script and not stored.final and newest and newest.status == "Completed":
-        stored = replace(stored, output=bool(output_keys(session, newest)))
+    stored = run.stored(stage, stage_jobs)
     state = stage_state(
         stage.name,
         stage.max_steps,
@@ -169,13 +162,13 @@ def _stage(
         progress_of(live or LiveState()),
         now=now,
         stall_after=run.config.heartbeat.max_timeout,
-        own_script=own_script,
+        own_script=run.config.entry is not None,
     )
-    shown = None
+    shown = state.shown
     if live is not None and state.state != "done":
         with contextlib.suppress(UserError):  # the remaining cost is then the plan's
-            shown = shown_speed(stage_jobs, state.progress, partial(read_live, session))
+            shown = shown_speed(stage_jobs, state.progress, run.live)
     lag = lag_of(
         live or LiveState(), stored.step, run.config.checkpoint.every_steps, now.timestamp()
     )
-    return replace(state, shown=shown, lag=lag)
+    return replace(state, shown=shown, lag=lag, platform=run.platform.name)

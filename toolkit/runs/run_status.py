@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.uploads.lag import StorageLag
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
-from sm_train.toolkit.jobs.stage_state import StageState, State, current
+from sm_train.toolkit.jobs.stage_state import StageState, State
+from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
-from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.run_state import RunState, read_state
-from sm_train.toolkit.targets.resolved_run import FoundRun
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,
@@ -142,47 +138,22 @@ class Status:
         return html_table(columns, rows, caption=self.run, notes=notes)
 
 
-def read_status(run: FoundRun) -> Status:
-    """Read the status of a run, from AWS, from what its nodes stored, or from its folder.
+def read_status(run: PlacedRun) -> Status:
+    """Read the status of a run on any platform.
 
     Raises:
-        UserError: AWS returns an error, or the folder has no run file.
+        UserError: what its platform knows cannot be read.
     """
-    if isinstance(run, LocalRunFolder):
-        return local_status(run)
-    if isinstance(run, ClusterRun):
-        return status_of(read_cluster_state(run))
-    return status_of(read_state(run.session, run.run))
-
-
-def local_status(run: LocalRunFolder) -> Status:
-    """Return the status of a local run.
-
-    Raises:
-        PreflightError: the folder has no run file.
-    """
-    stages = read_stages(run)
-    stage = current(stages)
-    return Status(
-        run=run.config().name,
-        region=None,
-        state=stage.state if stage else "done",
-        stage=stage.name if stage else None,
-        spent_usd=0.0,
-        remaining_usd=0.0,
-        projected_usd=0.0,
-        next_command=next_command(run, stage),
-        stages=tuple(_stage_status(stage, time.time(), 0.0) for stage in stages),
-    )
+    return status_of(read_state(run))
 
 
 def status_of(state: RunState) -> Status:
-    """Return the status of a run on SageMaker or on a cluster, whose state has been read."""
+    """Return the status of a run whose state has been read."""
     stage = state.current
     now, left = state.now.timestamp(), state.projection.stages
     return Status(
         run=state.run.name,
-        region=state.run.region,
+        region=state.run.region or None,
         state=stage.state if stage else "done",
         stage=stage.name if stage else None,
         **state.projection.as_dict(),

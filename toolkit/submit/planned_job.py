@@ -15,23 +15,22 @@ from sm_train.toolkit.costing.history import History, history_uri, read_history,
 from sm_train.toolkit.costing.measured_speeds import (
     applicable,
     read_measured_object,
-    recorded_speeds,
 )
-from sm_train.toolkit.costing.projection import Projection, project
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
+from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
 from sm_train.toolkit.runs.remediation import StartJob, other_platform_message
-from sm_train.toolkit.runs.run_state import stages_of
+from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.changes import Changes, changes_since_last_job
 from sm_train.toolkit.submit.relocation import job_launch, require_run_data, stage_relocated_code
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record, with_stored_facts
 from sm_train.toolkit.submit.training_data import require_components
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
 
 if TYPE_CHECKING:
     import boto3
@@ -111,15 +110,21 @@ def plan_job(
     submission = with_stored_facts(submission, session)
     config = submission.config
     record = launch_record(submission, submission.requests[0])
-    run = ResolvedRun(config.name, region, bucket, config, record)
-    stages, unread = stages_of(session, run)
+    run = SageMakerRun(
+        target=config.name,
+        config=config,
+        region=region,
+        bucket=bucket,
+        session=session,
+        record=record,
+    )
+    stages, unread = stages_of(run)
     start = next_start(
         run.name, stages, stage, cause=cause, auto_advance=auto_advance, take_over=take_over
     )
     start = resolve_job_name(session, job_launch(run, start)).start
     history, warnings = _read_history(session, submission)
-    recorded = recorded_speeds(session, config, region)
-    projection = project(config, region, stages, server_time(session), recorded)
+    projection = projected(run, stages, run.now())
     request = submission.requests[0]
     if start.attempt > 1 or start.from_step or auto_advance:
         request = with_attempt(request, config.name, start)

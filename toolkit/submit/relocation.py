@@ -36,11 +36,11 @@ from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.memory.memory_fit import custom_plan
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job
 from sm_train.toolkit.submit.training_data import require_index, require_shards
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.terminal.console import bytes_bar
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -240,7 +240,7 @@ class StartedJob:
     cluster: str | None
 
 
-def job_launch(run: ResolvedRun, start: StartJob) -> JobLaunch:
+def job_launch(run: SageMakerRun, start: StartJob) -> JobLaunch:
     """Return the launch of ``start`` at its placement.
 
     Raises:
@@ -265,7 +265,9 @@ def job_launch(run: ResolvedRun, start: StartJob) -> JobLaunch:
     )
 
 
-def launch_where_last(run: ResolvedRun, stages: Sequence[StageState], start: StartJob) -> JobLaunch:
+def launch_where_last(
+    run: SageMakerRun, stages: Sequence[StageState], start: StartJob
+) -> JobLaunch:
     """Return the launch of ``start`` at the placement of the run's newest job.
 
     Raises:
@@ -277,7 +279,7 @@ def launch_where_last(run: ResolvedRun, stages: Sequence[StageState], start: Sta
 
 
 def start_where_possible(
-    session: boto3.Session, run: ResolvedRun, stages: Sequence[StageState], start: StartJob
+    run: SageMakerRun, stages: Sequence[StageState], start: StartJob
 ) -> StartedJob | None:
     """Start the job at its placement, or at the next one where the quota allows the instances.
 
@@ -295,10 +297,10 @@ def start_where_possible(
         placement = choices[(start.placement + offset) % len(choices)]
         launch = job_launch(run, replace(start, placement=placement.number))
         with bytes_bar(f"copying to {launch.region}") as progress:
-            if replicate_inputs(session, launch.request, launch.region, stages, progress):
+            if replicate_inputs(run.session, launch.request, launch.region, stages, progress):
                 return None
         try:
-            name = start_next_job(session, launch)
+            name = start_next_job(run.session, launch)
         except QuotaError as error:
             first_rejection = first_rejection or error
         else:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import run_document
-from sm_train.toolkit.costing.measured_speeds import recorded_speeds
-from sm_train.toolkit.costing.projection import project
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.scope import scope_rows
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
@@ -17,9 +15,12 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.index_facts import with_stored_index
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.stage_state import current
-from sm_train.toolkit.jobs.training_job import server_time
+from sm_train.toolkit.platforms.parse_target import run_target
+from sm_train.toolkit.platforms.sagemaker.find_sagemaker_run import open_run
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.platforms.target import Kind
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
-from sm_train.toolkit.runs.run_state import stages_of
+from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.changes import KeyChange, changed_keys, recorded_document
 from sm_train.toolkit.submit.plan_view import change_lines
 from sm_train.toolkit.submit.planned_job import next_start
@@ -36,8 +37,6 @@ from sm_train.toolkit.submit.submit import (
     report_started,
     submit,
 )
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, open_run
-from sm_train.toolkit.targets.target import Kind, run_target
 from sm_train.toolkit.terminal.console import bytes_bar, note, write_line
 
 if TYPE_CHECKING:
@@ -64,8 +63,8 @@ def resume(
         UserError: there is no such run or stage, the job cannot be started, or the user did not
             confirm.
     """
-    session, run = open_run(target, options)
-    chosen = stage or unfinished_stage(session, run)
+    run = open_run(target, options)
+    chosen = stage or unfinished_stage(run)
     names = [each.name for each in run.config.stages]
     if chosen not in names:
         raise UserError(f"--stage: {chosen!r} is not in the run; it has {', '.join(names)}")
@@ -74,7 +73,6 @@ def resume(
         raise UserError("--accept-components: give the run file; it changes the job's settings")
     if file.kind is not Kind.RUN_FILE:
         resume_recorded(
-            session,
             run,
             chosen,
             auto_advance=auto_advance,
@@ -100,13 +98,13 @@ def resume(
     )
 
 
-def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:
+def unfinished_stage(run: SageMakerRun) -> str:
     """Return the first stage that is not done.
 
     Raises:
         UserError: all are done.
     """
-    stage = current(stages_of(session, run)[0])
+    stage = current(stages_of(run)[0])
     if stage is None:
         raise UserError(
             f"{run.name}: every stage is done; `sm-train sample` samples images from its model"
@@ -115,8 +113,7 @@ def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:
 
 
 def resume_recorded(
-    session: boto3.Session,
-    run: ResolvedRun,
+    run: SageMakerRun,
     stage: str,
     *,
     auto_advance: bool,
@@ -130,14 +127,14 @@ def resume_recorded(
         UserError: the job cannot be started, or the user did not confirm.
     """
     [chosen] = choose_stages(run.config, stage)
-    stages, warnings = stages_of(session, run)
+    session = run.session
+    stages, warnings = stages_of(run)
     start = next_start(
         run.name, stages, chosen, cause="resume", auto_advance=auto_advance, take_over=take_over
     )
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
-    recorded = recorded_speeds(session, run.config, run.region)
-    projection = project(run.config, run.region, stages, server_time(session), recorded)
-    _show_settings(session, run)
+    projection = projected(run, stages, run.now())
+    _show_settings(run)
     scope = scope_rows(as_document(estimate_run(run.config, run.region)), run.config)
     for label, text in (*scope, ("the run", str(projection))):
         note(f"{label:<10}  {text}")
@@ -155,12 +152,12 @@ def resume_recorded(
     report_alarms(session, run.config, run.region)
 
 
-def _show_settings(session: boto3.Session, run: ResolvedRun) -> None:
+def _show_settings(run: SageMakerRun) -> None:
     """Say which settings the job gets, and name run files here that differ from them."""
-    record, newest = run.record, run.jobs[-1]
+    record, newest = run.record, run.found[-1]
     assert record is not None  # a run without one is not found by its name
     note(f"settings    as submitted with {newest.name} ({newest.created:%Y-%m-%d %H:%M})")
-    for path, changes in _differing_files(session, run.name, record):
+    for path, changes in _differing_files(run.session, run.name, record):
         note(f"{path} differs from them; `sm-train resume {path}` uses it:")
         for line in change_lines(changes):
             note(line)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from importlib import import_module
+from typing import Literal, Protocol
 
-from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.costing.spent import usd_per_hour
-from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
-from sm_train.toolkit.jobs.launch_record import ClaimedError
-from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.training_job import end_warm_pool, stop_job
+from sm_train.toolkit.jobs.training_job import STALL
+from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.runs.remediation import (
-    STALL,
     Action,
-    Cause,
     Finish,
     NoAction,
-    Policy,
     StartJob,
     StopJob,
-    next_action,
 )
-from sm_train.toolkit.runs.run_state import RunState, read_state
-from sm_train.toolkit.submit.relocation import start_where_possible
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, refresh_run
+from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.terminal.formatting import format_usd
-
-if TYPE_CHECKING:
-    import boto3
 
 MAX_POLL_SECONDS = 900.0
 """Longest interval between polls after errors."""
@@ -63,32 +48,14 @@ class WatchView(Protocol):
     def wait(self, seconds: float) -> None: ...
 
 
-def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> WatchResult:
-    """Poll the run once and, unless ``dry_run``, do what it needs.
+def poll_run(run: PlacedRun, *, dry_run: bool) -> WatchResult:
+    """Read a run, just found, once and, unless ``dry_run``, do what it needs on its platform.
 
     Raises:
-        UserError: AWS returns an error.
+        UserError: the platform returns an error.
     """
-    session = session_in_region(session, run.region)
-    run = refresh_run(session, run)
-    state = read_state(session, run)
-    action = next_action(
-        state.stages,
-        Policy.of(run.config, run.submitted_config),
-        lambda job: cause_of_failure(session, job),
-        spent_usd=state.projection.counted_usd,
-        now=state.now,
-    )
-    if dry_run:
-        done = action.message
-    elif isinstance(action, StartJob):
-        started = _start(session, run, state, action)
-        if started is None:
-            return reconcile(session, run, dry_run=dry_run)
-        done = started
-    else:
-        done = _stop_or_finish(session, run, state, action)
-    return WatchResult(state, action, done, watch_warning(state))
+    result: WatchResult = import_module(run.watcher).poll(run, dry_run=dry_run)
+    return result
 
 
 def watch_warning(state: RunState) -> str | None:
@@ -123,98 +90,6 @@ def budget_warning(state: RunState) -> str | None:
     )
 
 
-def cause_of_failure(session: boto3.Session, job: RunJob) -> Cause:
-    """Diagnose a failed job.
-
-    The first word of SageMaker's failure reason is the type of the error. Errors of the algorithm
-    are diagnosed from the job's logs: only a cause known to be transient is worth another job.
-    """
-    reason = job.failure_reason or "failed without a reason"
-    error_type = reason.partition(":")[0]
-    if error_type == "CapacityError":
-        return Cause("capacity", f"got no instances ({reason})", retryable=True)
-    if error_type == "InternalServerError":
-        message = f"failed because of an error in SageMaker ({reason})"
-        return Cause("internal-error", message, retryable=True)
-    if _INFRASTRUCTURE.search(reason) and not _PROGRAM.search(reason):
-        message = f"failed because of its instances ({reason})"
-        return Cause("infrastructure", message, retryable=True)
-    try:
-        diagnosis = diagnose_job(session_in_region(session, job.region), job.name)
-    except UserError as error:
-        return Cause("unknown", f"failed: {reason} (its log: {error})", retryable=False)
-    retryable = bool(diagnosis.retryable) and diagnosis.confidence in ("high", "medium")
-    return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
-
-
-_INFRASTRUCTURE = re.compile(
-    r"\b(?:infrastructure|health[ -]?checks?|unhealthy|hardware|capacity)\b",
-    re.IGNORECASE,
-)
-"""Words of reasons that name the platform's machines; AWS documents no list of them."""
-
-_PROGRAM = re.compile("ExecuteUserScriptError|ErrorMessage|exit code", re.IGNORECASE)
-"""What a reason has if it quotes the program, whose words say nothing about machines."""
-
-
-def failed_on_infrastructure(session: boto3.Session, job: RunJob) -> bool:
-    """Return whether hardware or AWS failed the job: another job may succeed without a change.
-
-    A job that got no instances has not run on any.
-    """
-    cause = cause_of_failure(session, job)
-    return cause.retryable and cause.code != "capacity"
-
-
-def _start(
-    session: boto3.Session, run: ResolvedRun, state: RunState, action: StartJob
-) -> str | None:
-    """Start the job and describe it; None if inputs were copied first and the state may be old."""
-    try:
-        started = start_where_possible(session, run, state.stages, action)
-    except ClaimedError as error:
-        return str(error)  # the next poll sees the other process's job
-    if started is None:
-        return None
-    cluster = "" if started.cluster is None else f", {started.cluster}"
-    message = f"{action.message}; started {started.name} from step {action.from_step:,}{cluster}"
-    return _with_alarms(session, run, message)
-
-
-def _stop_or_finish(
-    session: boto3.Session,
-    run: ResolvedRun,
-    state: RunState,
-    action: NoAction | StopJob | Finish,
-) -> str:
-    if isinstance(action, StopJob):
-        hourly = usd_per_hour(action.job)
-        warning = stop_job(session, action.job, action.cause, usd_per_hour=hourly)
-        return action.message if warning is None else f"{action.message}; {warning}"
-    if isinstance(action, Finish):
-        message = action.message
-        if action.exit_code is ExitCode.OVER_BUDGET:
-            message = _without_warm_pools(session, state, message)
-        return _with_alarms(session, run, message)
-    return action.message
-
-
-def _without_warm_pools(session: boto3.Session, state: RunState, message: str) -> str:
-    """End the warm pools of a run whose budget is spent, and append that to ``message``."""
-    for stage in state.stages:
-        for job in stage.jobs:
-            if job.has_warm_pool:
-                end_warm_pool(session, job)
-                message += f"; ended the warm pool of {job.name}"
-    return message
-
-
-def _with_alarms(session: boto3.Session, run: ResolvedRun, message: str) -> str:
-    """Update the run's alarms to its live jobs, and append the result to ``message``."""
-    result = sync_alarms(session, run.config, run.region)
-    return message if result is None else f"{message}; {result}"
-
-
 def watch(
     poll: Callable[[], WatchResult], *, dry_run: bool, interval: float, view: WatchView
 ) -> ExitCode:
@@ -235,7 +110,7 @@ def watch(
             pause = min(2 * pause, MAX_POLL_SECONDS)
             view.poll_failed(error, pause)
         else:
-            pause = interval
+            pause = min(interval, result.state.run.longest_pause)
             view.show(result)
             code = exit_code(result.action, dry_run=dry_run)
             if code is not None:
@@ -271,14 +146,12 @@ def _with_advice(error: UserError, result: WatchResult | None) -> UserError:
     """Say what continues without the watch, and what does not; ``result`` is the last poll's."""
     if error.exit_code != ExitCode.PERMISSION:
         return error
-    run = None if result is None else result.state.run
-    if isinstance(run, ClusterRun):
-        missing = ["alert when all nodes are gone"]
-        retries = "the platform's restarts"
-    else:
-        missing = ["start another job after a failure", "start the next stage"]
-        retries = "SageMaker's own retries"
-    if run is None or run.config.budget is not None:
+    if result is None:
+        message = "the run itself continues, and nothing watches it: fix this and watch again"
+        return UserError(f"{error}; {message}", error.exit_code)
+    run = result.state.run
+    missing, retries = list(run.unwatched), run.platform.own_retries
+    if run.config.budget is not None:
         missing.append("stop the run at its budget")
     *first, last = missing
     others = f"{', '.join(first)} or " if first else ""

@@ -1,31 +1,22 @@
-"""Reads each node's GPU utilization from CloudWatch, for jobs that do not log it themselves."""
+"""Reads each node's GPU utilization from the platform, for jobs that do not log it themselves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.runs.run_state import RunState
-
-if TYPE_CHECKING:
-    import boto3
 
 _WINDOW_SECONDS = 900.0
 """CloudWatch may publish a minute some minutes late."""
 
 
-def gpu_utilization(session: boto3.Session | None, state: RunState) -> dict[str, float]:
+def gpu_utilization(state: RunState) -> dict[str, float]:
     """Return the newest minute of each node, in percent of one GPU; missing nodes are unknown.
 
-    An error of AWS gives an empty result, so that it does not end the watch; so does a run that is
-    not on SageMaker, which has no session.
+    An error of the platform gives an empty result, so that it does not end the watch.
     """
     job = state.current.job if state.current else None
-    if session is None or job is None or job.platform.name != "sagemaker":
-        return {}
-    if not job.live or job.started is None:
+    if job is None or not job.live or job.started is None:
         return {}
     nodes = [node for node in live_nodes(state) if not _logs_utilization(state, node)]
     try:
@@ -37,16 +28,8 @@ def gpu_utilization(session: boto3.Session | None, state: RunState) -> dict[str,
 
     now = state.now.timestamp()
     try:
-        metrics = instance_metrics(
-            session,
-            job.name,
-            nodes,
-            now - _WINDOW_SECONDS,
-            now,
-            now=now,
-            region=job.region,
-            names=["GPUUtilization"],
-        )
+        names = ["GPUUtilization"]
+        metrics = state.run.node_metrics(job, nodes, now - _WINDOW_SECONDS, now, now, names)
     except UserError:
         return {}
     # CloudWatch sums the GPUs of an instance.

@@ -10,10 +10,9 @@ import json
 import os
 from typing import Any
 
-from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.targets.resolved_run import resolve_run
-from sm_train.toolkit.watch.controller import reconcile
+from sm_train.toolkit.platforms.find_run import find_run
+from sm_train.toolkit.watch.controller import poll_run
 from sm_train.toolkit.watch.output import watch_status
 
 
@@ -23,14 +22,13 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, dict[str, Any]]:
     Raises:
         RuntimeError: a run could not be polled; the message names each.
     """
-    region = os.environ["AWS_REGION"]
-    session = open_session(None, region)
+    options: dict[str, Any] = {"region": os.environ["AWS_REGION"], "profile": None, "sessions": {}}
     documents: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
     for name in filter(None, (part.strip() for part in os.environ["SM_TRAIN_RUNS"].split(","))):
         try:
-            run = resolve_run(session, name, region)
-            documents[name] = watch_status(reconcile(session, run, dry_run=False)).document
+            result = poll_run(find_run(name, options), dry_run=False)
+            documents[name] = watch_status(result).document
         except UserError as error:
             failed.append(f"{name}: {error}")
     print(json.dumps(documents))

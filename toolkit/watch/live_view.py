@@ -11,12 +11,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.aws.cloudwatch_logs import newest_line
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.live_events import EVENT_PATTERN, live_of
 from sm_train.toolkit.jobs.live_state import LiveState, merge
-from sm_train.toolkit.jobs.log_tail import LogFollower
 from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.platforms.placed_run import EventFollower
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.watch.controller import WatchResult, WatchView, kind
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
@@ -24,11 +22,7 @@ from sm_train.toolkit.watch.output import JsonWatchView, LineWatchView, message_
 from sm_train.toolkit.watch.screen import ScreenState, screen
 
 if TYPE_CHECKING:
-    import boto3
     from rich.console import Console, RenderableType
-
-_HISTORY_SECONDS = 3600.0
-"""How much of the log before its newest line the sparklines start with."""
 
 _NO_LOG_SECONDS = 15.0
 """Interval at which a job without any log line is polled for its first one."""
@@ -37,26 +31,23 @@ _REFRESH_PER_SECOND = 2
 
 
 @contextmanager
-def open_view(session: boto3.Session | None, *, as_json: bool) -> Iterator[WatchView]:
-    """Open a live view on a terminal with cursor control; otherwise print lines.
-
-    ``session`` is None for a run that cannot be on SageMaker.
-    """
+def open_view(*, as_json: bool) -> Iterator[WatchView]:
+    """Open a live view on a terminal with cursor control; otherwise print lines."""
     console = stderr_console()
     if as_json:
-        yield JsonWatchView(session)
+        yield JsonWatchView()
     elif console.is_terminal and not console.is_dumb_terminal:
-        with LiveWatchView(session, console) as view:
+        with LiveWatchView(console) as view:
             yield view
     else:
         yield LineWatchView()
 
 
-def print_view(session: boto3.Session | None, result: WatchResult) -> None:
+def print_view(result: WatchResult) -> None:
     """Print the view of a single poll."""
     console = stderr_console()
     state = result.state
-    model = ScreenState(result, state.live, gpu_utilization(session, state))
+    model = ScreenState(result, state.live, gpu_utilization(state))
     console.print(screen(model, state.now.timestamp(), console.width))
     if (message := message_worth_showing(result)) is not None:
         console.print(message, markup=False)
@@ -69,15 +60,15 @@ class LiveWatchView:
     printed below it at the end.
     """
 
-    def __init__(self, session: boto3.Session | None, console: Console) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.live import Live
 
-        self._session, self._console = session, console
+        self._console = console
         self._model: ScreenState | None = None
         self._clock_ahead = 0.0
         """Seconds by which AWS's clock is ahead of this machine's."""
         self._job: RunJob | None = None
-        self._follower: LogFollower | None = None
+        self._follower: EventFollower | None = None
         self._next_poll = 0.0
         self._error = ""
         self._final_message: str | None = None
@@ -114,7 +105,7 @@ class LiveWatchView:
         if not same_job:
             self._follower = None
         self._job, self._error = job, ""
-        gpus = gpu_utilization(self._session, state)
+        gpus = gpu_utilization(state)
         self._model = ScreenState(result, merge(live, state.live), gpus)
         message = message_worth_showing(result)
         if kind(result.action) == "end":
@@ -137,14 +128,12 @@ class LiveWatchView:
 
     def _follow(self) -> float:
         """Merge the job's new events; returns the seconds until the log should be read again."""
-        if self._session is None or self._job is None or self._model is None:
-            return math.inf
-        if self._job.platform.name != "sagemaker":  # its events are read with each poll
+        if self._job is None or self._model is None:
             return math.inf
         try:
             if self._follower is None:
-                self._follower = _start_follower(self._session, self._job)
-            events = live_of(self._follower.poll()) if self._follower is not None else LiveState()
+                self._follower = self._model.result.state.run.follow_events(self._job)
+            events = self._follower.poll() if self._follower is not None else LiveState()
         except UserError as error:
             # The next poll of the run decides whether the error ends the watch.
             self._error = f"{error}; "
@@ -169,14 +158,6 @@ class LiveWatchView:
             model = replace(model, footer=footer)
         now = time.time() + self._clock_ahead
         return screen(model, now, self._console.width, self._console.height)
-
-
-def _start_follower(session: boto3.Session, job: RunJob) -> LogFollower | None:
-    """Return a follower of the job's recent log; None before its first line."""
-    newest = newest_line(session, job.name, region=job.region)
-    if newest is None:
-        return None
-    return LogFollower(session, job, newest - _HISTORY_SECONDS, pattern=EVENT_PATTERN)
 
 
 def _name(job: RunJob | None) -> str | None:

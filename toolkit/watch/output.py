@@ -28,7 +28,6 @@ from sm_train.toolkit.watch.controller import ActionKind, WatchResult, kind
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization, live_nodes
 
 if TYPE_CHECKING:
-    import boto3
     from rich.console import Console
 
 RECENT_NOTICES = 20
@@ -80,9 +79,9 @@ def watch_status(result: WatchResult, gpus: Mapping[str, float] | None = None) -
     )
 
 
-def print_json(session: boto3.Session | None, result: WatchResult) -> None:
+def print_json(result: WatchResult) -> None:
     """Print the result as one line of JSON."""
-    document = watch_status(result, gpu_utilization(session, result.state)).document
+    document = watch_status(result, gpu_utilization(result.state)).document
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
 
@@ -90,11 +89,8 @@ def print_json(session: boto3.Session | None, result: WatchResult) -> None:
 class JsonWatchView:
     """Prints one JSON object for each poll."""
 
-    def __init__(self, session: boto3.Session | None) -> None:
-        self._session = session
-
     def show(self, result: WatchResult) -> None:
-        print_json(self._session, result)
+        print_json(result)
 
     def poll_failed(self, error: UserError, seconds: float) -> None:
         _print_error(stderr_console(shows_results=True), error, seconds)
@@ -142,7 +138,8 @@ def _line(result: WatchResult) -> str:
         if stage.remaining_seconds and stage.state == "training":
             parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
     projection = result.state.projection
-    parts.append(f"{projection.spent} of {format_usd(projection.total_usd)}")
+    if result.state.run.platform.is_paid:
+        parts.append(f"{projection.spent} of {format_usd(projection.total_usd)}")
     return "  ".join(parts)
 
 

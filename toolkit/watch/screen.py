@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import (
     LiveState,
@@ -74,7 +73,8 @@ def screen(model: ScreenState, now: float, width: int, height: int | None = None
     parts: list[RenderableType] = [_header(model, now, width)]
     if stage is not None:
         parts += _training(model, stage, now, width)
-    parts.append(_cost(model))
+    if model.result.state.run.platform.is_paid:
+        parts.append(_cost(model))
     if stage is not None and stage.job is not None and stage.job.live:
         lines = None
         if height is not None:
@@ -117,10 +117,10 @@ def _header(model: ScreenState, now: float, width: int) -> Text:
         line.append(stage.state, f"bold {_STATE_STYLES.get(stage.state, 'default')}")
         if stage.job is not None:
             line.append(f"  {stage.job.name}", "not bold")
-            if stage.state != "training" and stage.job.secondary_status:
+            is_known = stage.job.secondary_status in ("", stage.job.status)
+            if stage.state != "training" and not is_known:
                 line.append(f" ({stage.job.secondary_status})", "not bold")
-    where = state.run.platform if isinstance(state.run, ClusterRun) else state.run.region
-    right = f"{where}  {datetime.fromtimestamp(now):%H:%M:%S}"
+    right = f"{state.run.short_place}  {datetime.fromtimestamp(now):%H:%M:%S}"
     if (gap := width - len(line.plain) - len(right)) >= 2:
         line.append(" " * gap + right, "not bold dim")
     return line

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
 
 CREATED = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -24,3 +27,17 @@ def described(
     }
     stage = rest.rpartition("-")[0]
     return TrainingJob.of(name, run, stage, status, tags or {}, defaults | dict(description))
+
+
+def run_on_sagemaker(
+    config: RunConfig, record: LaunchRecord | None = None, session: Any = None
+) -> SageMakerRun:
+    """Return a run in us-east-1 whose jobs have not been listed."""
+    return SageMakerRun(
+        target=config.name,
+        config=config,
+        region="us-east-1",
+        bucket="ai-bucket",
+        session=session,
+        record=record,
+    )

@@ -211,7 +211,7 @@ def test_measured_job_sets_the_speed_of_another_stage(
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (["--actual"], 2, "no training job of run demo in us-east-1"),
+        (["--actual"], 2, "demo: has no job in us-east-1; `sm-train submit` starts one"),
         (["--learn"], 2, f"--learn: {HISTORY} does not exist yet"),
         (
             ["--measured", "nojob"],

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from sm_train.cost.estimate import Estimate
-from sm_train.cost.throughput import Measurement
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.toolkit.costing.run_price import estimate_run
 
 from tests.support.run_documents import config, stage

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from sm_train.cost.stage import CostStage, StageProgram
-from sm_train.cost.throughput import Measurement
-from sm_train.toolkit.costing.measured_throughput import StageMeasurement
+from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.toolkit.costing.stages import predicted_speeds, stages_to_price
 
 from tests.support import run_documents

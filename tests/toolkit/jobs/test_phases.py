@@ -8,12 +8,13 @@ from pathlib import Path
 
 import botocore.session
 import pytest
-from sm_train.toolkit.clusters.cluster_job import cluster_platform
 from sm_train.toolkit.jobs.platform import Platform
 from sm_train.toolkit.jobs.training_job import SAGEMAKER
+from sm_train.toolkit.platforms.local.local_folder_run import LOCAL
+from sm_train.toolkit.platforms.node_records.cluster_job import cluster_platform
 
 DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
-PLATFORMS = [SAGEMAKER, cluster_platform("slurm"), cluster_platform("kubernetes")]
+PLATFORMS = [LOCAL, SAGEMAKER, cluster_platform("slurm"), cluster_platform("kubernetes")]
 
 
 def test_every_status_of_the_service_model_that_can_last_is_in_the_table() -> None:

@@ -92,7 +92,7 @@ def test_interrupted_export_leaves_nothing_that_the_same_command_refuses(
     monkeypatch: pytest.MonkeyPatch, stage: Path
 ) -> None:
     other = shutil.copytree(stage, stage.with_name("512px"))
-    sources, _, _ = find_sources([str(stage), str(other)], region=None, profile=None, config=None)
+    sources, _ = find_sources([str(stage), str(other)], region=None, profile=None, config=None)
 
     def parse(source: ReviewSource) -> JobLog:
         if source is sources[-1]:

@@ -23,10 +23,10 @@ from sm_train.toolkit.jobs.training_job import STOPPED_TAG
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.lambda_handler import handler
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.aws.described_jobs import run_on_sagemaker
 from tests.support.deadline import DEADLINE
 from tests.support.fake_services import FakeResponse, fake_server
 from tests.support.job_lifecycle import FakeSageMaker
@@ -79,7 +79,7 @@ class Laptop:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
             start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
-            run = ResolvedRun("demo", "us-east-1", "ai-bucket", config, record)
+            run = run_on_sagemaker(config, record, session)
             start_next_job(session, job_launch(run, start))
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,7 @@ _VARIABLE = (
     # Names of jobs end with the time of their submission.
     (r"(-|--)\d{10,14}\b", r"\1TIME"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d", "YYYY-MM-DD HH:MM"),
+    (r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS"),
 )
 
 

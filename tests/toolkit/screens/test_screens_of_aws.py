@@ -35,7 +35,6 @@ STREAM_SCREENS: dict[str, list[str]] = {
 
 _VARIABLE = (
     (r"\$\d[\d,.]*\d", "$N"),
-    (r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS"),
     (r"\b[\d.]+ (s|min|h|days)\b", r"N \1"),
     (r"until \d\d:\d\d( on \w+ \d+)?", "until HH:MM"),
 )

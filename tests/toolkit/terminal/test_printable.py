@@ -14,8 +14,10 @@ from rich.text import Text
 from sm_train.toolkit.cli import _run as run_command
 from sm_train.toolkit.cli import cli as root
 from sm_train.toolkit.commands._table import COMMANDS
-from sm_train.toolkit.jobs.local_folder import LOG_NAME, LocalRunFolder
-from sm_train.toolkit.runs.logs import JobLogLine, print_line, read_logs
+from sm_train.toolkit.jobs.local_folder import LOG_NAME
+from sm_train.toolkit.platforms.find_run import find_run
+from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions
+from sm_train.toolkit.runs.logs import print_line
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import escaped, stdout_console
 from sm_train.toolkit.terminal.printable import printable
@@ -139,7 +141,9 @@ def test_log_lines_have_no_control(tmp_path: Path, capsys: pytest.CaptureFixture
     stage = tmp_path / "8px"
     stage.mkdir()
     (stage / LOG_NAME).write_text("c\x1b]0;title\x07d\n")
-    for line in read_logs(LocalRunFolder(tmp_path)):
+    (stage / "bundle").mkdir()
+    run = find_run(str(tmp_path), {"region": None, "profile": None})
+    for line in run.log_lines(run.newest_job(), LogOptions()):
         print_line(line, raw=False, as_json=False, with_node=False)
     assert capsys.readouterr().out == "algo-1 | ab\ncd\n"
 

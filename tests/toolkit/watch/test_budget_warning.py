@@ -8,9 +8,9 @@ import pytest
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.runs.run_state import RunState
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import budget_warning
 
+from tests.support.aws.described_jobs import run_on_sagemaker
 from tests.support.run_documents import config
 
 
@@ -37,7 +37,7 @@ def test_price_range_counts_at_its_upper_end() -> None:
 def assert_warning(
     spent: float | None, at_most: float | None, projected: float | None, expected: str | None
 ) -> None:
-    run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
+    run = run_on_sagemaker(config(budget={"usd": 100}))
     left = None if projected is None else projected - (spent or 0.0)
     projection = Projection(spent, spent or 0.0, at_most, at_most or 0.0, {"256px": left})
     state = RunState(run, (), projection, datetime.now(UTC), LiveState())

@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 from sm_train.toolkit.jobs.training_job import TrainingJob
-from sm_train.toolkit.watch.controller import cause_of_failure, failed_on_infrastructure
+from sm_train.toolkit.platforms.sagemaker.job_causes import (
+    cause_of_failure,
+    failed_on_infrastructure,
+)
 
 from tests.conftest import Aws
 from tests.support.aws.described_jobs import described

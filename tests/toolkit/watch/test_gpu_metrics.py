@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
@@ -13,8 +13,9 @@ from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
 
-from tests.support.aws.described_jobs import described
+from tests.support.aws.described_jobs import described, run_on_sagemaker
 from tests.support.moto_server import aws_session
+from tests.support.run_documents import config
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -29,5 +30,6 @@ def test_an_instance_type_that_is_not_in_the_table_has_no_utilization() -> None:
     stored = StoredCheckpoint(None, (), final=False)
     stage = StageState("a", 100, "training", (job,), stored, Progress())
     projection = Projection(None, 0.0, None, 0.0, {})
-    state = RunState(cast("Any", None), (stage,), projection, NOW, LiveState())
-    assert gpu_utilization(aws_session(), state) == {}
+    run = run_on_sagemaker(config(), session=aws_session())
+    state = RunState(run, (stage,), projection, NOW, LiveState())
+    assert gpu_utilization(state) == {}

@@ -21,6 +21,7 @@ from sm_train.toolkit.cli import main
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError, JobNameClaim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.platforms.find_run import find_run
 from sm_train.toolkit.run_file import declare_run_buckets
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.runs.stop import stop
@@ -29,10 +30,10 @@ from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.submit.submission import launch_record, prepare
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker, resolve_run
-from sm_train.toolkit.watch.controller import WatchResult, reconcile
+from sm_train.toolkit.watch.controller import WatchResult, poll_run
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.aws.described_jobs import run_on_sagemaker
 from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.moto_server import aws_session
@@ -70,7 +71,7 @@ class LiveRun:
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
         self.record = launch_record(submission, submission.requests[0])
-        self.run = ResolvedRun("demo", EAST, "ai-bucket", config, self.record)
+        self.run = run_on_sagemaker(config, self.record, self.session())
         self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", auto_advance=False))
 
     def session(self, region: str = EAST) -> Any:
@@ -84,8 +85,7 @@ class LiveRun:
         JobNameClaim(self.session(), "ai-bucket", job, record).acquire()
 
     def poll(self, region: str = EAST) -> WatchResult:
-        session = self.session(region)
-        return reconcile(session, resolve_run(session, "demo", region), dry_run=False)
+        return poll_run(find_run("demo", {"region": region, "profile": None}), dry_run=False)
 
     def lose(self, name: str, region: str = EAST, **status: Any) -> None:
         """End the job an hour ago for lack of capacity."""
@@ -283,8 +283,7 @@ def test_stop_during_a_copy_prevents_the_start(
     on_progress = replicate._ProgressCounter.add
 
     def stop_and_continue(self: Any, copied_bytes: int) -> None:
-        found = resolve_run(run.session(), "demo", EAST)
-        stop(RunOnSageMaker(run.session(), found), wait=False)
+        stop(find_run("demo", {"region": EAST, "profile": None}), wait=False)
         on_progress(self, copied_bytes)
 
     monkeypatch.setattr(replicate._ProgressCounter, "add", stop_and_continue)
@@ -323,7 +322,7 @@ from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim, LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
 from sm_train.toolkit.submit import start_job
 from sm_train.toolkit.submit.relocation import job_launch
 
@@ -337,8 +336,11 @@ def wait_for_the_others(function):
 owner, name = (JobNameClaim, "acquire") if sys.argv[3] == "acquire" else (start_job, sys.argv[3])
 setattr(owner, name, wait_for_the_others(getattr(owner, name)))
 record = LaunchRecord(**json.load(open(sys.argv[1])))
-run = ResolvedRun("demo", "us-east-1", "ai-bucket", record.config, record)
 session = open_session(None, "us-east-1")
+run = SageMakerRun(
+    target="demo", config=record.config, region="us-east-1", bucket="ai-bucket",
+    session=session, record=record,
+)
 start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
 try:
     start_job.start_next_job(session, job_launch(run, start))

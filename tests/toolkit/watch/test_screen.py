@@ -22,11 +22,10 @@ from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.runs.remediation import NoAction
 from sm_train.toolkit.runs.run_state import RunState
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.screen import ScreenState, _share, brief, screen, sparkline
 
-from tests.support.aws.described_jobs import described
+from tests.support.aws.described_jobs import described, run_on_sagemaker
 from tests.support.run_documents import config, stage
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -131,7 +130,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         stall_after=900,
     )
     state = RunState(
-        ResolvedRun("demo", "us-east-1", "ai-bucket", run, None),
+        run_on_sagemaker(run),
         (at,),
         Projection(1204.0, 1204.0, 1204.0, 1204.0, {"256px": 1406.0}),
         NOW,

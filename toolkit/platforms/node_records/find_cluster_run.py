@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from sm_train.estimators.config.naming import ROLE_NOT_SET, checkpoint_uri, stag
 from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.regions import DEFAULT_REGION
-from sm_train.toolkit.aws.session import resolve_region
-from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
+from sm_train.toolkit.aws.session import account_of, open_session, resolve_region
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.platforms.adapters import Adapter
+from sm_train.toolkit.platforms.node_records.cluster_run import ClusterRun, readable
+from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.platforms.target import Kind, RunPlace, Target
+from sm_train.toolkit.run_file import load
 
 _STAGE = re.compile(r"[A-Za-z0-9-]+")
 _REQUESTS = 16
-_ENDPOINTS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}
-"""Variables that make the nodes use a store that is not S3."""
 
 
 def may_be_on_cluster(config: RunConfig) -> bool:
@@ -35,9 +38,54 @@ def may_be_on_cluster(config: RunConfig) -> bool:
     return sections != (KubernetesSection(), SlurmSection()) or config.cluster.is_own_machine
 
 
-def is_outside_of_aws(config: RunConfig) -> bool:
-    """Return whether SageMaker cannot have jobs of the run: AWS lacks its machine or its store."""
-    return config.cluster.is_own_machine or not _ENDPOINTS.isdisjoint(config.cluster.environment)
+class _NodeRecords(Adapter):
+    """Finds runs on clusters."""
+
+    def claim(self, path: Path) -> RunPlace | None:
+        """It may be a stage's checkpoint folder, the folder above it, or that of the run."""
+        if (path / FOLDER).is_dir():
+            return RunPlace(str(path.parent), path.name)
+        roots = (path, path / "checkpoints")
+        found = (root for root in roots if any(root.glob(f"*/{FOLDER}")))
+        return next((RunPlace(str(root)) for root in found), None)
+
+    def find(self, target: Target, options: dict[str, Any]) -> PlacedRun | None:
+        place = target.place
+        if place is not None and not place.holds_logs:
+            found = cluster_run_at(target.text, place.root, options, place.stage)
+            return None if found is None else replace(found, named_by_place=True)
+        if target.kind is Kind.RUN_FILE:
+            return cluster_run_of(target.text, load(target.path), options)
+        return None
+
+    def find_related(
+        self, target: Target, options: dict[str, Any], found: PlacedRun | None
+    ) -> PlacedRun | None:
+        """Look where another platform's run, or one of its name, stores checkpoints."""
+        if target.kind is not Kind.NAME or target.place is not None:
+            return None
+        if found is not None:
+            return cluster_run_of(target.text, found.config, options, found.bucket)
+        run, _, stage = target.text.partition("--")
+        try:
+            region = resolve_region(options["region"], None, options["profile"])
+            account = account_of(open_session(options["profile"], region))
+            root = f"s3://sagemaker-{region}-{account}/{run}/checkpoints"
+            return cluster_run_at(target.text, root, options, stage or None)
+        except UserError:
+            return None  # the error of the request to SageMaker says why
+
+    def runs_in(self, place: str, options: dict[str, Any]) -> list[PlacedRun]:
+        if _in_s3(place):
+            with readable(place):
+                roots = _roots_in_s3(place, _access(place, options))
+        else:
+            roots = sorted({str(path.parents[1]) for path in Path(place).glob(f"*/*/*/{FOLDER}")})
+        runs = (cluster_run_at(root, root, options) for root in roots)
+        return [run for run in runs if run is not None]
+
+
+ADAPTER = _NodeRecords()
 
 
 def cluster_run_at(
@@ -66,7 +114,15 @@ def cluster_run_at(
     stages = tuple(planned.name for planned in config.stages if planned.name in found)
     if stage is None and stages and stages[-1] in documents:
         config = _parse(documents[stages[-1]], root)  # what the newest stage trains with
-    return ClusterRun(target, root, config, _region_of(config, options), stages, access, stage)
+    return ClusterRun(
+        target=target,
+        root=root,
+        config=config,
+        region=_region_of(config, options),
+        stages=stages,
+        access=access,
+        stage=stage,
+    )
 
 
 def cluster_run_of(
@@ -92,25 +148,15 @@ def cluster_run_of(
                 if open_storage(f"{root}/{stage.name}", access).has_files(FOLDER)
             )
         if stages:
-            return ClusterRun(target, root, config, region, stages, access)
+            return ClusterRun(
+                target=target,
+                root=root,
+                config=config,
+                region=region,
+                stages=stages,
+                access=access,
+            )
     return None
-
-
-def runs_in(place: str, options: dict[str, Any]) -> list[ClusterRun]:
-    """Return the runs whose nodes stored records in a bucket or a folder, or below a prefix.
-
-    Raises:
-        UserError: the place cannot be read, or is none.
-    """
-    if _in_s3(place):
-        with readable(place):
-            roots = _roots_in_s3(place, _access(place, options))
-    elif Path(place).is_dir():
-        roots = sorted({str(path.parents[1]) for path in Path(place).glob(f"*/*/*/{FOLDER}")})
-    else:
-        raise UserError(f"{place}: no such folder; name a bucket as s3://BUCKET, or a folder")
-    runs = (cluster_run_at(root, root, options) for root in roots)
-    return [run for run in runs if run is not None]
 
 
 def _roots_in_s3(place: str, access: S3Access) -> list[str]:
@@ -123,19 +169,6 @@ def _roots_in_s3(place: str, access: S3Access) -> list[str]:
     with ThreadPoolExecutor(_REQUESTS) as pool:
         found = pool.map(lambda root: _stages_with_records(root, access), roots)
         return [root for root, stages in zip(roots, found, strict=True) if stages]
-
-
-def folder_root(path: Path) -> tuple[str, str | None] | None:
-    """Return the root and the stage that a folder stands for; None if it holds no records.
-
-    It may be a stage's checkpoint folder, the folder above it, or that of the run.
-    """
-    if (path / FOLDER).is_dir():
-        return str(path.parent), path.name
-    for root in (path, path / "checkpoints"):
-        if any(root.glob(f"*/{FOLDER}")):
-            return str(root), None
-    return None
 
 
 def _roots(config: RunConfig, region: str, bucket: str | None) -> Iterator[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from sm_train.toolkit.clusters.cluster_job import cluster_jobs
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.stage_state import stage_state
-from sm_train.toolkit.runs.cluster_state import node_warnings
+from sm_train.toolkit.platforms.node_records.cluster_job import cluster_jobs
+from sm_train.toolkit.platforms.node_records.cluster_run import ClusterRun
 
 from tests.entrypoints.job_records.test_silence import NOW, ended, node
+from tests.support.run_documents import config
 
 LOST = node("algo-2", 600)
 
@@ -29,4 +30,7 @@ def test_lost_nodes_of_a_live_attempt_are_named(other: object, warnings: list[st
     now = datetime.fromtimestamp(NOW, UTC)
     stored = StoredCheckpoint(None, (), final=False)
     stage = stage_state("a", 100, jobs, stored, Progress(), now=now, stall_after=900)
-    assert node_warnings([stage], now) == warnings
+    run = ClusterRun(
+        target="demo", config=config(), region="us-east-1", root="/shared", stages=("a",)
+    )
+    assert run.notices([stage], now) == warnings

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_train.toolkit.platforms.parse_target import run_target
+from sm_train.toolkit.platforms.target import Kind, Target
 from sm_train.toolkit.run_file import load, load_recorded
-from sm_train.toolkit.targets.target import Kind, Target, run_target
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -37,7 +38,6 @@ def open_config(text: str, changes: Sequence[str], options: dict[str, Any]) -> O
     Raises:
         UserError: there is no such run, its settings are invalid, or AWS returns an error.
     """
-
     target = run_target(text)
     if target.kind is Kind.RUN_FILE:
         return OpenedConfig(load(target.path, changes), target.path.parent)
@@ -45,35 +45,17 @@ def open_config(text: str, changes: Sequence[str], options: dict[str, Any]) -> O
 
 
 def open_recorded(target: Target, changes: Sequence[str], options: dict[str, Any]) -> OpenedConfig:
-    """Return the settings of a local run, of a run on a cluster, or of one on SageMaker as
-    submitted.
+    """Return the settings of a run on any platform, as it was started.
 
     Raises:
-        UserError: there is no such run, a change is invalid, or AWS returns an error.
+        UserError: there is no such run, a change is invalid, or its platform returns an error.
     """
-    if target.local is not None:
-        folder = target.local.stages[-1]
-        config = _changed(target.local.config(), changes, str(folder))
-        origin = f"settings of the local run {folder}"
-        return OpenedConfig(config, Path(), stage=target.local.stage, origin=origin)
-    from sm_train.toolkit.clusters.cluster_run import ClusterRun
-    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
+    from sm_train.toolkit.platforms.find_run import find_run
 
     found = find_run(target.address, options)
-    if isinstance(found, ClusterRun):
-        config = _changed(found.config, changes, found.name)
-        origin = f"settings of the run on {found.platform} in {found.root}"
-        return OpenedConfig(config, Path(), found.region, found.stage, origin)
-    assert isinstance(found, RunOnSageMaker)
-    run = found.run
-    config = _changed(run.config, changes, run.name)
-    origin = f"settings as submitted with {run.jobs[-1].name}"
-    return OpenedConfig(config, Path(), run.region, run.stage, origin)
+    config = found.config
+    if changes:
+        from sm_train.estimators.bundle.bundle import run_document
 
-
-def _changed(config: RunConfig, changes: Sequence[str], source: str) -> RunConfig:
-    if not changes:
-        return config
-    from sm_train.estimators.bundle.bundle import run_document
-
-    return load_recorded(run_document(config), changes, source)
+        config = load_recorded(run_document(config), changes, found.name)
+    return OpenedConfig(config, Path(), found.region or None, found.stage, found.origin)

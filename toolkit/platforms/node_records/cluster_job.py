@@ -7,49 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
+from importlib import import_module
 
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
 from sm_train.entrypoints.job_records.attempts import attempts, failed, named
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest, StoredNode
-from sm_train.toolkit.jobs.platform import LOST, JobPhase, Platform, phase_table
+from sm_train.toolkit.jobs.platform import LOST, Platform
 from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.platforms.node_records.record_phases import platform_of_nodes
 
-_RECORDS = "records that the nodes store (job_records/node_record.py)"
-_PHASES = phase_table(
-    [
-        JobPhase(
-            "Starting",
-            "prepares",
-            is_billed=True,
-            source=f"{_RECORDS}: packages and data are copied to the nodes",
-            usual=timedelta(hours=1),
-        ),
-        JobPhase(
-            "Training", "trains", is_billed=True, source=_RECORDS, usual=timedelta(minutes=30)
-        ),
-        *(
-            JobPhase(name, "ended", is_billed=False, source=_RECORDS)
-            for name in ("Completed", "Failed", "Stopped", LOST)
-        ),
-    ]
-)
+_PLATFORMS = {
+    "kubernetes": "sm_train.toolkit.platforms.kubernetes.kubernetes_platform",
+    "slurm": "sm_train.toolkit.platforms.slurm.slurm_platform",
+}
+"""The name of a platform in records → the module with its ``PLATFORM``."""
 
 
 @cache
 def cluster_platform(name: str) -> Platform:
     """Return the platform that records name."""
-    codes = None
-    if name == "slurm":  # by the lines of the batch script (estimators/manifests/slurm.py)
-        codes = frozenset({FAILED_AFTER_PROGRESS, STOPPED})
-    return Platform(
-        name,
-        name.capitalize(),
-        _PHASES,
-        log_delay=300.0,
-        restarted_codes=codes,
-    )
+    if name in _PLATFORMS:
+        platform: Platform = import_module(_PLATFORMS[name]).PLATFORM
+        return platform
+    return platform_of_nodes(name, name.capitalize())
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.targets.target import Kind, parse_target, run_target
+from sm_train.toolkit.platforms.parse_target import parse_target, run_target
+from sm_train.toolkit.platforms.target import Kind
 
 from tests.conftest import Cli
+from tests.support.run_documents import run
 from tests.support.run_files import one_line
 from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop, laptop
 
@@ -29,6 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "logs" / "algo-1.log").touch()
     stage = tmp_path / "local-runs" / "demo" / "256px"
     (stage / "bundle").mkdir(parents=True)
+    (stage / "bundle" / "run.json").write_text(json.dumps(run()))
     (stage / LOG_NAME).touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -38,9 +41,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("text", "kind"),
     [
         ("s3://photos/run", Kind.ADDRESS),
-        ("local-runs/demo", Kind.LOCAL_RUN),
-        ("local-runs/demo/256px", Kind.LOCAL_RUN),
-        ("demo/256px", Kind.LOCAL_RUN),
+        ("local-runs/demo", Kind.RUN_FOLDER),
+        ("local-runs/demo/256px", Kind.RUN_FOLDER),
+        ("demo/256px", Kind.RUN_FOLDER),
         ("run.yaml", Kind.RUN_FILE),
         ("missing.yml", Kind.RUN_FILE),
         ("logs", Kind.FOLDER),

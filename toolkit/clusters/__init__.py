@@ -1,1 +1,0 @@
-"""Runs on Kubernetes and Slurm, as far as their nodes' stored records show them."""

@@ -1,0 +1,1 @@
+"""Where runs are: one protocol for every platform, and an adapter for each."""

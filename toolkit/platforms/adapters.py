@@ -1,0 +1,99 @@
+"""The table of platforms: each adapter is found by its name here, and imported by nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis
+from sm_train.toolkit.errors import UsageError
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.platforms.target import RunPlace, Target
+
+ADAPTERS = {
+    "local": "sm_train.toolkit.platforms.local.local_folder_run",
+    "node-records": "sm_train.toolkit.platforms.node_records.find_cluster_run",
+    "sagemaker": "sm_train.toolkit.platforms.sagemaker.find_sagemaker_run",
+}
+"""Platform → the module with its ``ADAPTER``, in the order in which they are asked for a run.
+
+Those that read only this machine, or what the user named, come first.
+"""
+
+
+class NoRunError(UsageError):
+    """The platform has no such run; another may have it."""
+
+
+class Adapter:
+    """Finds the runs of a platform.
+
+    ``options`` are the global ones of the command line. A caller that finds a run again and again
+    adds ``sessions``, a dictionary in which an adapter keeps what is opened once.
+    """
+
+    def claim(self, path: Path) -> RunPlace | None:
+        """Return the run that a path on this machine leads to; None if it is none of these."""
+        del path
+        return None
+
+    def find(self, target: Target, options: dict[str, Any]) -> PlacedRun | None:
+        """Return the run that ``target`` names; None if the platform cannot have it.
+
+        Raises:
+            NoRunError: the platform has no such run.
+            UserError: whether it has the run cannot be read.
+        """
+        del target, options
+        return None
+
+    def find_related(
+        self, target: Target, options: dict[str, Any], found: PlacedRun | None
+    ) -> PlacedRun | None:
+        """Return the run by what another platform knows of it; ``found`` is None if none does."""
+        del target, options, found
+        return None
+
+    def diagnose_job(self, name: str, options: dict[str, Any]) -> Diagnosis | None:
+        """Return why a job ended that no run is known of; None if there is no such job.
+
+        Raises:
+            UserError: its logs cannot be read.
+        """
+        del name, options
+        return None
+
+    def runs_in(self, place: str, options: dict[str, Any]) -> list[PlacedRun]:
+        """Return the runs in a folder or a bucket.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        del place, options
+        return []
+
+    def jobs_since(self, since: datetime, options: dict[str, Any]) -> list[RunJob]:
+        """Return the jobs of all runs of the account since a time, oldest first.
+
+        Raises:
+            UserError: they cannot be listed.
+        """
+        del since, options
+        return []
+
+
+def adapters() -> Iterator[Adapter]:
+    """Import and yield the adapters in the order of the table."""
+    for module in ADAPTERS.values():
+        adapter: Adapter = import_module(module).ADAPTER
+        yield adapter
+
+
+def claim(path: Path) -> RunPlace | None:
+    """Return the run that a path on this machine leads to, on whichever platform; None without."""
+    places = (adapter.claim(path) for adapter in adapters())
+    return next((place for place in places if place is not None), None)

@@ -1,0 +1,1 @@
+"""What Kubernetes does with jobs."""

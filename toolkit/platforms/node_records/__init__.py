@@ -1,0 +1,1 @@
+"""Runs on Kubernetes and Slurm, by the records that their nodes store."""

@@ -1,0 +1,95 @@
+"""Polls a run on SageMaker and does what it needs: starts, moves and stops its jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.alarms.alarms import sync_alarms
+from sm_train.toolkit.costing.spent import usd_per_hour
+from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.jobs.launch_record import ClaimedError
+from sm_train.toolkit.jobs.training_job import end_warm_pool, stop_job
+from sm_train.toolkit.platforms.sagemaker.job_causes import cause_of_failure
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.runs.remediation import (
+    Finish,
+    NoAction,
+    Policy,
+    StartJob,
+    StopJob,
+    next_action,
+)
+from sm_train.toolkit.runs.run_state import RunState, read_state
+from sm_train.toolkit.submit.relocation import start_where_possible
+from sm_train.toolkit.watch.controller import WatchResult, watch_warning
+
+if TYPE_CHECKING:
+    import boto3
+
+
+def poll(run: SageMakerRun, *, dry_run: bool) -> WatchResult:
+    """Do what the run, just found, needs; with ``dry_run`` only report it.
+
+    Raises:
+        UserError: AWS returns an error.
+    """
+    session, state = run.session, read_state(run)
+    action = next_action(
+        state.stages,
+        Policy.of(run.config, run.submitted_config),
+        lambda job: cause_of_failure(session, job),
+        spent_usd=state.projection.counted_usd,
+        now=state.now,
+    )
+    if dry_run:
+        done = action.message
+    elif isinstance(action, StartJob):
+        started = _start(run, state, action)
+        if started is None:
+            return poll(run.refreshed(), dry_run=dry_run)
+        done = started
+    else:
+        done = _stop_or_finish(run, state, action)
+    return WatchResult(state, action, done, watch_warning(state))
+
+
+def _start(run: SageMakerRun, state: RunState, action: StartJob) -> str | None:
+    """Start the job and describe it; None if inputs were copied first and the state may be old."""
+    try:
+        started = start_where_possible(run, state.stages, action)
+    except ClaimedError as error:
+        return str(error)  # the next poll sees the other process's job
+    if started is None:
+        return None
+    cluster = "" if started.cluster is None else f", {started.cluster}"
+    message = f"{action.message}; started {started.name} from step {action.from_step:,}{cluster}"
+    return _with_alarms(run, message)
+
+
+def _stop_or_finish(run: SageMakerRun, state: RunState, action: NoAction | StopJob | Finish) -> str:
+    if isinstance(action, StopJob):
+        hourly = usd_per_hour(action.job)
+        warning = stop_job(run.session, action.job, action.cause, usd_per_hour=hourly)
+        return action.message if warning is None else f"{action.message}; {warning}"
+    if isinstance(action, Finish):
+        message = action.message
+        if action.exit_code is ExitCode.OVER_BUDGET:
+            message = _without_warm_pools(run.session, state, message)
+        return _with_alarms(run, message)
+    return action.message
+
+
+def _without_warm_pools(session: boto3.Session, state: RunState, message: str) -> str:
+    """End the warm pools of a run whose budget is spent, and append that to ``message``."""
+    for stage in state.stages:
+        for job in stage.jobs:
+            if job.has_warm_pool:
+                end_warm_pool(session, job)
+                message += f"; ended the warm pool of {job.name}"
+    return message
+
+
+def _with_alarms(run: SageMakerRun, message: str) -> str:
+    """Update the run's alarms to its live jobs, and append the result to ``message``."""
+    result = sync_alarms(run.session, run.config, run.region)
+    return message if result is None else f"{message}; {result}"

@@ -1,0 +1,1 @@
+"""What Slurm does with jobs."""
