@@ -285,6 +285,7 @@ def _laptop_permissions(config: RunConfig, scope: RunScope, image: str) -> list[
         *_secret_check_permissions(config, scope),
         *_image_permissions("CheckImage", ["ecr:DescribeImages"], scope, image),
         *_network_check_permissions(config, scope),
+        *_training_plan_permissions(config),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
         allow(
             "SearchLogs",
@@ -329,6 +330,18 @@ def _network_check_permissions(config: RunConfig, scope: RunScope) -> list[Permi
         allow("CheckNetwork", [f"ec2:Describe{name}" for name in names], ["*"]),
         *_file_system_permissions("CheckFileSystems", config, scope, _CHECK_ACTIONS),
     ]
+
+
+def _training_plan_permissions(config: RunConfig) -> list[Permission]:
+    """Return what describes the run's training plan, and searches plans that are for sale.
+
+    The search has no resource (Service Authorization Reference).
+    """
+    plan = config.cluster.training_plan
+    if plan is None:
+        return []
+    search = allow("SearchPlans", ["sagemaker:SearchTrainingPlanOfferings"], ["*"])
+    return [allow("DescribePlan", ["sagemaker:DescribeTrainingPlan"], [plan]), search]
 
 
 _MOUNT_ACTIONS = {

@@ -20,6 +20,7 @@ from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.account.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.account.role import ROLE_UNSET, role_findings, secret_findings
 from sm_train.toolkit.checks.account.simulated_permissions import permission_findings
+from sm_train.toolkit.checks.account.training_plan import training_plan_findings
 from sm_train.toolkit.checks.account.vpc import file_system_findings, vpc_findings
 from sm_train.toolkit.checks.budget import (
     alternative_budget_findings,
@@ -115,6 +116,8 @@ def online_findings(
             *_named_components(subject, session),
         ]
         findings += _job_findings(config, session, region, account)
+        needed = as_document(subject.estimate)["total"]["wall_seconds"]
+        findings += training_plan_findings(config, session, needed)
         listings: dict[int, ShardListing] = {}
         findings += _s3_findings(subject, session, shards, progress, listings, today)
         for relocated in relocated_subjects(subject):

@@ -212,7 +212,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
     plan = dry_run(submission, profile)
     if as_json:
         changes = None if plan.changes is None else plan.changes.as_dict()
-        write_json(submission.as_dict() | {"changes": changes})
+        write_json(plan.submission.as_dict() | {"changes": changes})
     else:
         show_plan(plan, stdout_console())
     for line in check_budget(submission.config, submission.region, submission.history):

@@ -204,8 +204,16 @@ def _show_past_jobs(options: CostCommand) -> None:
 
 
 def _refresh_prices(options: CostCommand) -> None:
+    from sm_train.toolkit.costing.training_plans import plan_of
+    from sm_train.toolkit.platforms.run_config import open_config
+
     region = region_of(options)
     session = open_session(options.profile, region)
     with stderr_console().status(f"Fetching the prices of {region}"):
         table = price_table.fetch_prices(session, region, datetime.now(UTC).date())
     note(f"{len(table.rows)} prices cached in {price_table.cache_path()}")
+    if options.run is not None:
+        places = {"region": region, "profile": options.profile}
+        plan = plan_of(session, open_config(options.run, options.changes, places).config)
+        if plan is not None:
+            note(plan.describe(datetime.now(UTC)))

@@ -87,7 +87,7 @@ def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable
     if not rows:
         raise UserError(f"region: AWS's price list has no training price for {region}; check it")
     # Dated today: the list's own date is that of its last change.
-    return _store([_with_date(row, today) for row in rows], {region: today.isoformat()})
+    return store_prices([_with_date(row, today) for row in rows], {region: today.isoformat()})
 
 
 def _parse(page: Any) -> list[PriceRow]:
@@ -102,8 +102,11 @@ def _with_date(row: PriceRow, today: date) -> PriceRow:
     return PriceRow(**{**asdict(row), "date": today.isoformat()})
 
 
-def _store(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
-    """Add ``rows`` to the cache, replacing older prices; return the merged table."""
+def store_prices(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
+    """Add ``rows`` to the cache, replacing older prices; return the merged table.
+
+    ``listed`` are the regions whose complete list the rows are, with its date.
+    """
     table = PriceTable.of(rows, listed=listed).over(cached_prices())
     document = {
         "version": _VERSION,

@@ -128,12 +128,13 @@ class RunJob:
         """Return the price of an hour of :meth:`billable_seconds` on one of its instances.
 
         While the platform reports no billed seconds, that of the plan with which the job was
-        started applies, whatever table the machine has that asks.
+        started applies, whatever table the machine has that asks. So does a fee that was prepaid.
         """
         if not self.platform.is_paid:
             where = f"{self.platform.title} costs nothing"
             return Price(self.instances[0], self.region, Decimal(0), "verified", where, None)
-        if self.reported_seconds is None and self.accepted_price is not None:
+        is_prepaid = self.price_kind == TRAINING_PLAN
+        if self.accepted_price and (is_prepaid or self.reported_seconds is None):
             return self.accepted_price
         return prices.price(self.instances[0], self.region, self.price_kind)
 

@@ -18,6 +18,7 @@ from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
+from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_problems
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.memory.memory_fit import moved_text_encoders, stages_short_of_memory
 from sm_train.toolkit.placeholders import find_placeholders
@@ -182,6 +183,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
             f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",
         ),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
+        *plan_rows(submission.training_plan),
         *scope_rows(as_document(whole), config),
         (
             "bundle",
@@ -192,6 +194,11 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         *_alternative_rows(submission),
         *relocation_rows(config, submission.region, submission.stages[0].name),
     ]
+
+
+def plan_rows(plan: TrainingPlan | None) -> list[tuple[str, str]]:
+    """Return a row that describes the training plan, if there is one."""
+    return [] if plan is None else [("plan", plan.describe(datetime.now(UTC)))]
 
 
 def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
@@ -227,6 +234,10 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
     end = None if seconds is None else now + timedelta(seconds=float(seconds))
     expired = (expiries.warning(end, now) for expiries in submission.expiries)
     lines += [line for line in expired if line is not None]
+    if submission.training_plan is not None:
+        needed = None if end is None else (end - now).total_seconds()
+        problems = plan_problems(submission.training_plan, submission.config, needed, now)
+        lines += [f"cluster.training_plan: {message}; {fix}" for _, message, fix in problems]
     return lines + run_warnings(submission.config, whole, submission.bundle)
 
 

@@ -10,6 +10,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.scope import scope_rows
+from sm_train.toolkit.costing.training_plans import plan_of
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.index_facts import with_stored_index
@@ -22,7 +23,7 @@ from sm_train.toolkit.platforms.target import Kind
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
 from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.changes import KeyChange, changed_keys, recorded_document
-from sm_train.toolkit.submit.plan_view import change_lines
+from sm_train.toolkit.submit.plan_view import change_lines, plan_rows
 from sm_train.toolkit.submit.planned_job import next_start
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
@@ -136,7 +137,8 @@ def resume_recorded(
     projection = projected(run, stages, run.now())
     _show_settings(run)
     scope = scope_rows(as_document(estimate_run(run.config, run.region)), run.config)
-    for label, text in (*scope, ("the run", str(projection))):
+    plan = plan_rows(plan_of(session, run.config))
+    for label, text in (*scope, *plan, ("the run", str(projection))):
         note(f"{label:<10}  {text}")
     for line in (*warnings, *check_budget(run.config, run.region, projection=projection)):
         write_line(f"warning: {line}", err=True)

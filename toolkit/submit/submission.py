@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from sm_train.estimators.request.training_request import (
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_of
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.index_facts import Expiries, stored_expiries, with_stored_index
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 
 class SubmissionDocument(RelocatedDocuments):
-    """The document of ``submit --dry-run --json``."""
+    """The document of ``submit --dry-run --json``; ``training_plan`` is that of the run, if any."""
 
+    training_plan: dict[str, Any] | None
     requests: list[TrainingRequest]
     cost: dict[str, Any]
     bundle: dict[str, object]
@@ -67,10 +69,13 @@ class Submission:
     cost: Estimate
     history: History | None = None
     expiries: tuple[Expiries, ...] = ()
+    training_plan: TrainingPlan | None = None
 
     def as_dict(self) -> SubmissionDocument:
         """Return the document of ``submit --dry-run --json``."""
+        plan = self.training_plan
         return {
+            "training_plan": None if plan is None else plan.document(datetime.now(UTC)),
             "requests": list(self.requests),
             "cost": as_document(self.cost),
             "bundle": self.bundle.as_dict(),
@@ -133,15 +138,28 @@ def _with_price(request: TrainingRequest, config: RunConfig, region: str) -> Tra
     if value is None:
         return request
     tagged = deepcopy(request)
-    tagged["Tags"] = [*request["Tags"], {"Key": PRICE_TAG, "Value": value}]
+    others = [tag for tag in request["Tags"] if tag["Key"] != PRICE_TAG]
+    tagged["Tags"] = [*others, {"Key": PRICE_TAG, "Value": value}]
     return tagged
 
 
 def with_stored_facts(submission: Submission, session: boto3.Session) -> Submission:
-    """Return the submission with what the index in S3 says of its data, and priced by it."""
-    config = with_stored_index(submission.config, session)
-    cost = estimate_run(config, submission.region, submission.stages, submission.history)
-    return replace(submission, config=config, cost=cost, expiries=stored_expiries(config, session))
+    """Return the submission with what AWS knows of its data and its training plan, and priced by
+    them.
+
+    Raises:
+        UserError: AWS returns an error.
+    """
+    config, region = with_stored_index(submission.config, session), submission.region
+    plan = plan_of(session, config)  # its price first, which the rest uses
+    return replace(
+        submission,
+        config=config,
+        requests=tuple(_with_price(request, config, region) for request in submission.requests),
+        cost=estimate_run(config, region, submission.stages, submission.history),
+        expiries=stored_expiries(config, session),
+        training_plan=plan,
+    )
 
 
 def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord:

@@ -56,6 +56,7 @@ SCREENS: dict[str, list[str]] = {
     "manifest-refused": ["manifest", "run.yaml", "--to", "trainjob"],
     "watch-local": ["watch", "local-runs/tiny"],
     "credentials": ["list", "--region", "us-east-1"],
+    "plans": ["plans", "run.yaml", "--days", "7"],
 }
 """File → the command."""
 

@@ -1,0 +1,42 @@
+"""Compares the run's training plan with what the run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.costing.training_plans import plan_of, plan_problems
+from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
+
+TRAINING_PLAN = Check("training-plan", ("error", "warning", "info"))
+
+_WHERE = "cluster.training_plan"
+
+
+def training_plan_findings(
+    config: RunConfig, session: boto3.Session, needed: float | None
+) -> Iterator[Finding]:
+    """Describe the plan, and check it against the run, which takes ``needed`` seconds."""
+    now = datetime.now(UTC)
+    try:
+        plan = plan_of(session, config)
+    except UserError as error:
+        fix = "allow sagemaker:DescribeTrainingPlan (`sm-train iam`), and check the ARN"
+        yield TRAINING_PLAN.found("warning", _WHERE, f"unchecked: {error}", fix)
+        return
+    if plan is None:
+        return
+    problems = list(plan_problems(plan, config, needed, now))
+    for level, message, fix in problems:
+        if level == "error":
+            yield TRAINING_PLAN.found("error", _WHERE, message, fix)
+        else:
+            yield TRAINING_PLAN.found("warning", _WHERE, message, fix)
+    if not problems:
+        yield TRAINING_PLAN.found("info", _WHERE, plan.describe(now), "")
