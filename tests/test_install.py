@@ -68,6 +68,7 @@ ONLINE = {
     "stop": ["stop", "demo", "--json", "--region", "us-east-1"],
     "resume": ["resume", "run.yaml", "--yes", "--json"],
     "stream": ["stream", "photo-pack", "--region", "us-east-1"],
+    "plans": ["plans", "run.yaml", "--days", "7", "--region", "us-east-1"],
     "check online": ["check", "run.yaml", "--json"],
     "pack from S3": [
         "pack",
@@ -117,6 +118,7 @@ ENDS: dict[str, set[int]] = {
     "sample": {2},  # no checkpoint
     "compare": {2},
     "export": {2},
+    "plans": {1},  # moto has no training plans
     "stream": {3},  # no such stack
     "fetch-model": {1},  # no network
 }

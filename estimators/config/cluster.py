@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from sm_train.cost.instances import (
@@ -91,6 +91,12 @@ class ClusterSection(Section):
     )
     training_plan: TrainingPlan | None = Field(
         default=None, description="ARN of the training plan. Requires capacity: training-plan."
+    )
+    request_patch: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Fields to add to CreateTrainingJob, by their names in the API, such as "
+        "{SessionChainingConfig: {EnableSessionTagChaining: true}}. Fields that other keys set "
+        "cannot be changed.",
     )
     max_wait: Annotated[Duration, Field(ge=1, le=2 * MAX_RUNTIME_SECONDS)] | None = Field(
         default=None,

@@ -36,6 +36,7 @@ from sm_train.estimators.request.entrypoint import CHANNELS, ENTRYPOINT, contain
 from sm_train.estimators.request.images import in_ecr
 from sm_train.estimators.request.launch_plan import LaunchPlan
 from sm_train.estimators.request.metric_definitions import metric_definitions
+from sm_train.estimators.request.request_patch import additions, with_additions
 
 if TYPE_CHECKING:
     from types_boto3_sagemaker.literals import TrainingInstanceTypeType
@@ -118,7 +119,11 @@ def training_request(
     staged: str,
     commit: str | None = None,
 ) -> TrainingRequest:
-    """Return the request of a stage's first job, whose code is in the folder ``staged``."""
+    """Return the request of a stage's first job, whose code is in the folder ``staged``.
+
+    Raises:
+        RequestPatchError: ``cluster.request_patch`` changes what another key sets.
+    """
     bucket = staging_bucket(config, region)
     request: TrainingRequest = {
         "TrainingJobName": job_name(config.name, stage.name, 1),
@@ -145,7 +150,7 @@ def training_request(
         "Tags": _tags(config, stage, bundle, region, commit),
     }
     _set_optional_fields(request, config.cluster)
-    return request
+    return with_additions(request, additions(config.cluster))
 
 
 def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None) -> dict[str, str]:

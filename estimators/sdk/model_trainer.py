@@ -25,6 +25,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
 from sm_train.estimators.request.entrypoint import SDK_ARGUMENTS
+from sm_train.estimators.request.request_patch import with_additions, without_additions
 from sm_train.estimators.request.training_request import (
     TrainingRequest,
     code_uri,
@@ -82,10 +83,16 @@ def create_training_job(
     *,
     boto_session: boto3.Session,
     bucket: str,
+    added: Mapping[str, Any],
 ) -> None:
     """Create the training job of ``request`` and return at once (:func:`job_trainer`)."""
     trainer = job_trainer(
-        request, bundle, boto_session=boto_session, bucket=bucket, sending=nothing_else
+        request,
+        bundle,
+        boto_session=boto_session,
+        bucket=bucket,
+        sending=nothing_else,
+        added=added,
     )
     trainer.train(wait=False, logs=False)
 
@@ -103,9 +110,11 @@ def job_trainer(
     boto_session: boto3.Session,
     bucket: str,
     sending: Callable[[], Sending],
+    added: Mapping[str, Any],
 ) -> ModelTrainer:
     """Build the SDK's trainer whose ``train()`` creates exactly the job of ``request``.
 
+    ``added`` are the fields that :mod:`request_patch` has added to it, which the SDK may not know.
     ``train()`` stages the code and enters ``sending()`` until the job is created. It raises
     RequestDriftError before the call if the SDK would send another request, and
     botocore.exceptions.ClientError if AWS rejects it.
@@ -116,7 +125,13 @@ def job_trainer(
         for call in calls:
             call(params)
 
+    plain = without_additions(request, added)
+
+    def add(params: dict[str, Any], **_: object) -> None:
+        params.update(with_additions(without_additions(params, added), added))
+
     # Register before any client is created: clients copy the session's event handlers.
+    boto_session.events.register_first("provide-client-params.sagemaker.CreateTrainingJob", add)
     reject_drift(boto_session, request, "CreateTrainingJob")
     boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", before_send)
     folder = Path(tempfile.mkdtemp(prefix="sm-train-"))
@@ -138,7 +153,7 @@ def job_trainer(
                     _upload(code_uri(request) or "", archive, session)
                 yield sent
 
-        trainer = _model_trainer(_job_trainer_class(request, creating), request, session, source)
+        trainer = _model_trainer(_job_trainer_class(plain, creating), plain, session, source)
     weakref.finalize(trainer, shutil.rmtree, folder, ignore_errors=True)
     return cast("ModelTrainer", trainer)
 

@@ -41,6 +41,7 @@ from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
 from sm_train.toolkit.checks.network import network_findings
+from sm_train.toolkit.checks.organization import organization_findings
 from sm_train.toolkit.checks.permissions import UNCHECKED, attempt, call_or_finding
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.relocation import (
@@ -221,6 +222,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     """Check the run file and its estimate, on every cluster that the run may get."""
     config, document = subject.config, as_document(subject.estimate)
     yield from placeholder_findings(config)
+    yield from organization_findings(config)
     yield from budget_findings(config, document)
     yield from limit_findings(config, subject.estimate)
     yield from index_findings(config, document)

@@ -119,6 +119,8 @@ def command(
     missing = placeholders_in(text, str(path))
     write_atomic(path, text.encode())
     note(f"Wrote {path}")
+    for line in _organization_defaults(path, preset):
+        note(line)
     if missing:
         purpose = "To train on SageMaker, fill" if preset in LOCAL_PRESETS else "Fill"
         note(f"{purpose} in: {', '.join(missing)}")
@@ -128,6 +130,16 @@ def command(
         note(f"Next: sm-train submit {path} --dry-run")
     if as_json:
         write_json({"path": str(path), "placeholders": missing})
+
+
+def _organization_defaults(path: Path, preset: str) -> list[str]:
+    """Return what the organization's defaults for SageMaker have and the run file lacks."""
+    from sm_train.toolkit.checks.organization import organization_findings
+    from sm_train.toolkit.run_file import load
+
+    if preset in LOCAL_PRESETS or preset in KUBERNETES_PRESETS:
+        return []
+    return [f"{found.message}: {found.fix}" for found in organization_findings(load(path))]
 
 
 def _with_defaults(values: Values) -> Values:

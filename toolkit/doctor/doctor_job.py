@@ -20,6 +20,7 @@ from sm_train.estimators.request.doctor_request import (
     doctor_request,
     max_doctor_seconds,
 )
+from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
@@ -123,7 +124,13 @@ def start(job: DoctorJob, jobs: ShortJobs) -> RunJob:
     # A session compares every request that it sends with the one of its first trainer.
     session, bucket = session_for_jobs(job.submission.config, jobs.profile, jobs.region)
     with translate_aws_errors("CreateTrainingJob"):
-        create_training_job(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
+        create_training_job(
+            job.request,
+            job.submission.bundle,
+            boto_session=session,
+            bucket=bucket,
+            added=additions(job.submission.config.cluster),
+        )
     return _read(job, jobs)
 
 

@@ -94,6 +94,8 @@ class FactsCollector:
         if not self.with_samples:
             return ()
         try:
+            if source.run is None:
+                return sample_images(source.sample_grids())
             with translate_aws_errors("the sampled images"):
                 return sample_images(source.sample_grids())
         except (UserError, OSError) as error:

@@ -13,6 +13,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.estimators.bundle.bundle import LARGE_BYTES, Bundle
+from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
@@ -184,6 +185,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         ),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
         *plan_rows(submission.training_plan),
+        *_patch_rows(config.cluster),
         *scope_rows(as_document(whole), config),
         (
             "bundle",
@@ -194,6 +196,12 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         *_alternative_rows(submission),
         *relocation_rows(config, submission.region, submission.stages[0].name),
     ]
+
+
+def _patch_rows(cluster: ClusterSection) -> list[tuple[str, str]]:
+    """Return a row with what ``cluster.request_patch`` adds, if it adds anything."""
+    names = ", ".join(cluster.request_patch)
+    return [("request", f"request_patch adds {names}")] if names else []
 
 
 def plan_rows(plan: TrainingPlan | None) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.costing.history import History, history_uri, read_history, with_speeds
@@ -187,6 +188,7 @@ def trainer_of(planned: PlannedJob, progress: Progress = lambda done, total: Non
         boto_session=session,
         bucket=planned.bucket,
         sending=sending,
+        added=additions(submission.config.cluster),
     )
 
 

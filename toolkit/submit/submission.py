@@ -16,6 +16,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launch_plan import LaunchPlan, launch_plans
+from sm_train.estimators.request.request_patch import RequestPatchError
 from sm_train.estimators.request.training_request import (
     TrainingRequest,
     staged_uri,
@@ -105,12 +106,11 @@ def prepare(
         raise UserError(str(error)) from None
     launches = launch_plans(config, config.stages, image)
     chosen = {stage.name: launches[stage.name] for stage in stages}
-    requests = [
-        _with_price(request, config, region)
-        for request in training_requests(
-            config, chosen, bundle, region=region, now=now, commit=commit
-        )
-    ]
+    try:
+        made = training_requests(config, chosen, bundle, region=region, now=now, commit=commit)
+    except RequestPatchError as error:
+        raise UserError(str(error)) from None
+    requests = [_with_price(request, config, region) for request in made]
     relocated = relocated_requests(config, region, requests)
     for request in (*requests, *(other for _, others in relocated for other in others)):
         validate(request)

@@ -22,6 +22,7 @@ import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launch_plan import framework_version, launch_plans
+from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import hyperparameter, training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
@@ -131,7 +132,9 @@ def send_request(
         now=datetime(2026, 11, 20),
     )
     session = aws_session()
-    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
+    create_training_job(
+        request, bundle, boto_session=session, bucket="ai-bucket", added=additions(run.cluster)
+    )
     [sent] = aws.bodies("CreateTrainingJob")
     return sent, bundle
 

@@ -69,7 +69,8 @@ _PATHS: list[tuple[str | int, ...]] = [
     *[(key,) for key in ("name", "region", "role", "bucket", "output_kms_key", "tags", "channels")],
     *[("data", key) for key in ("uri", "validation", "index")],
     *[("model", "components"), ("stages", 0, "name"), ("stages", 0, "instances")],
-    *[("cluster", key) for key in ClusterSection.model_fields],
+    # What request_patch adds is validated with the request, before it is shown.
+    *[("cluster", key) for key in ClusterSection.model_fields if key != "request_patch"],
 ]
 # Below and above every bound of the service model.
 _LENGTHS = (0, 1, 13, 32, 33, 63, 64, 65, 128, 129, 255, 256, 257, 512, 513, 990, 1000, 1024, 2100)

@@ -10,6 +10,7 @@ from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launch_plan import framework_version, launch_plans
+from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import (
     TrainingRequest,
     code_uri,
@@ -93,6 +94,16 @@ RUNS: dict[str, dict[str, Any]] = {
             "backend": "smddp",
         }
     },
+    "patched": {
+        "cluster": P5
+        | {
+            "request_patch": {
+                "SessionChainingConfig": {"EnableSessionTagChaining": True},
+                "InfraCheckConfig": {"EnableInfraCheck": False},
+                "ResourceConfig": {"InstancePlacementConfig": {"EnableMultipleJobs": True}},
+            }
+        }
+    },
     "every-channel": {
         "cluster": P5,
         "stages": [stage("a"), stage("b", optimizer_state="keep")],
@@ -130,7 +141,9 @@ def test_sdk_sends_the_displayed_request(
     run = config(**{"tags": {"team": "imaging"}} | RUNS[name])
     request, bundle = _request(run), build_bundle(run, framework_version(run))
     session = aws_session()
-    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
+    create_training_job(
+        request, bundle, boto_session=session, bucket="ai-bucket", added=additions(run.cluster)
+    )
     [sent] = aws.bodies("CreateTrainingJob")
     assert without_timestamps(sent) == without_timestamps(request)
     assert request_errors(sent) == []
@@ -163,7 +176,13 @@ def test_token_of_codeartifact_is_not_left_to_the_sdks_script(
     for index in (None, repository):
         run = config(cluster=P5 | {"package_index": index})
         request, bundle = _request(run), build_bundle(run, framework_version(run))
-        create_training_job(request, bundle, boto_session=aws_session(), bucket="ai-bucket")
+        create_training_job(
+            request,
+            bundle,
+            boto_session=aws_session(),
+            bucket="ai-bucket",
+            added=additions(run.cluster),
+        )
         sent = aws.bodies("CreateTrainingJob")[-1]
         [uri] = [
             channel["DataSource"]["S3DataSource"]["S3Uri"]
