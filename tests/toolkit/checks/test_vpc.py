@@ -45,7 +45,35 @@ def section(*subnets: str) -> dict[str, Any]:
 def found(*subnets: str, **cluster: Any) -> list[tuple[str, str, str]]:
     run = config(cluster={"instance_type": "ml.p5.48xlarge", "vpc": section(*subnets)} | cluster)
     findings = vpc_findings(run, aws_session(), REGION)
-    return [(finding.level, finding.code, finding.message) for finding in findings]
+    return [
+        (finding.level, finding.code, finding.message)
+        for finding in findings
+        if finding.code != "vpc-endpoints"
+    ]
+
+
+def missing_endpoints(*subnets: str, **cluster: Any) -> list[str]:
+    run = config(cluster={"instance_type": "ml.p5.48xlarge", "vpc": section(*subnets)} | cluster)
+    findings = vpc_findings(run, aws_session(), REGION)
+    messages = [finding.message for finding in findings if finding.code == "vpc-endpoints"]
+    return [name for message in messages for name in message.partition(" for ")[2].split(", ")]
+
+
+def test_services_without_a_route_or_an_endpoint_are_named(
+    aws: Aws, network: dict[str, str]
+) -> None:
+    private = network["private"]
+    every = ["s3", "ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "sagemaker.api"]
+    assert missing_endpoints(private) == every
+    assert missing_endpoints(private, image=IMAGE, network_isolation=True) == ["s3"]
+    kinds = dict.fromkeys(every, "Interface") | {"s3": "Gateway"}
+    for name, kind in kinds.items():
+        aws.client("ec2").create_vpc_endpoint(
+            VpcId=network["vpc"],
+            ServiceName=f"com.amazonaws.{REGION}.{name}",
+            VpcEndpointType=kind,
+        )
+    assert missing_endpoints(private) == []
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sm_train.estimators.config.cluster import VpcSection
 from sm_train.estimators.config.data import FileSystemInputSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
@@ -17,7 +16,12 @@ SUBNET_ABSENT = Check("subnet-absent", ("error",))
 PACKAGE_INDEX = Check("package-index", ("warning", "info"))
 FILE_SYSTEM = Check("file-system", ("error", "warning"))
 
+VPC_ENDPOINTS = Check("vpc-endpoints", ("warning",))
+
 _CODEARTIFACT_ENDPOINTS = ("codeartifact.api", "codeartifact.repositories")
+_ENDPOINTS = ("s3", "ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "sagemaker.api")
+"""Services that a job in a VPC may call, by the names of their endpoints: data and checkpoints, its
+image, its account, its log and metrics, and SageMaker itself."""
 
 
 def vpc_findings(config: RunConfig, session: boto3.Session, region: str) -> Iterator[Finding]:
@@ -41,21 +45,60 @@ def vpc_findings(config: RunConfig, session: boto3.Session, region: str) -> Iter
             f"{', '.join(absent)} do not exist in {region}",
             "write subnets of this account and region",
         )
-    elif not config.cluster.network_isolation:
-        networks = sorted({subnet["VpcId"] for subnet in subnets})
-        yield from _package_index(config, ec2, region, networks, vpc)
-
-
-def _package_index(
-    config: RunConfig, ec2: Any, region: str, networks: list[str], vpc: VpcSection
-) -> Iterator[Finding]:
-    """Report subnets from which pip reaches no package index, as far as routes tell."""
-    index = config.cluster.package_index
-    if index is not None and not index.startswith("arn:"):
-        return  # a server of the user's, which routes do not identify
+        return
+    networks = sorted({subnet["VpcId"] for subnet in subnets})
     closed = _without_internet(ec2, networks, vpc.subnets)
     if not closed:
         return
+    prefix = f"com.amazonaws.{region}."
+    services = {name.removeprefix(prefix) for name in _endpoints(ec2, networks)}
+    yield from _service_endpoints(config, closed, services)
+    if not config.cluster.network_isolation:
+        yield from _package_index(config, prefix, closed, services)
+
+
+def _endpoints(ec2: Any, networks: list[str]) -> set[str]:
+    """Return the names of the services that have an endpoint in the VPCs."""
+    pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
+        Filters=[{"Name": "vpc-id", "Values": networks}]
+    )
+    return {
+        endpoint["ServiceName"]
+        for page in pages
+        for endpoint in page["VpcEndpoints"]
+        if endpoint["State"].lower() == "available"
+    }
+
+
+def _service_endpoints(
+    config: RunConfig, closed: list[str], services: set[str]
+) -> Iterator[Finding]:
+    """Report services of AWS that jobs in the ``closed`` subnets do not reach.
+
+    With network isolation, only SageMaker's own transfers use the VPC: those of S3.
+    """
+    needed = ("s3",) if config.cluster.network_isolation else _ENDPOINTS
+    if missing := [name for name in needed if name not in services]:
+        yield VPC_ENDPOINTS.found(
+            "warning",
+            "cluster.vpc.subnets",
+            f"{', '.join(closed)}: no route to the internet, and the VPC has no endpoint for "
+            f"{', '.join(missing)}",
+            "create them (a gateway for s3, interfaces with private DNS names for the others), or "
+            "add a NAT gateway",
+        )
+
+
+def _package_index(
+    config: RunConfig, prefix: str, closed: list[str], services: set[str]
+) -> Iterator[Finding]:
+    """Report subnets from which pip reaches no package index, as far as routes tell.
+
+    ``prefix`` is that of the names of the region's services.
+    """
+    index = config.cluster.package_index
+    if index is not None and not index.startswith("arn:"):
+        return  # a server of the user's, which routes do not identify
     where = ", ".join(closed)
     if index is None:
         has_image = config.cluster.image is not None
@@ -68,20 +111,7 @@ def _package_index(
             "image with all packages (`sm-train image RUN --dockerfile`)",
         )
         return
-    pages = ec2.get_paginator("describe_vpc_endpoints").paginate(
-        Filters=[{"Name": "vpc-id", "Values": networks}]
-    )
-    services = {
-        endpoint["ServiceName"]
-        for page in pages
-        for endpoint in page["VpcEndpoints"]
-        if endpoint["State"].lower() == "available"
-    }
-    missing = [
-        name
-        for name in (f"com.amazonaws.{region}.{service}" for service in _CODEARTIFACT_ENDPOINTS)
-        if name not in services
-    ]
+    missing = [f"{prefix}{name}" for name in _CODEARTIFACT_ENDPOINTS if name not in services]
     if missing:
         yield PACKAGE_INDEX.found(
             "warning",
