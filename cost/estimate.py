@@ -18,6 +18,7 @@ from functools import cached_property
 from sm_train.cost import services
 from sm_train.cost.assumptions import SPOT_RATE_PER_INSTANCE_HOUR, Assumptions
 from sm_train.cost.failures import daly_interval, lost_per_failure
+from sm_train.cost.instances import is_own_machine
 from sm_train.cost.prices import (
     KINDS,
     ON_DEMAND,
@@ -349,7 +350,8 @@ def _service_dollars(
         dollars["uploads $"] = replace(upload * written, source=upload.source)
     if stage.images is not None:
         dollars["requests $"] = services.data_requests(stage, assumed)
-    dollars["logs $"] = services.logs(stage, assumed)
+    if not is_own_machine(stage.instance_type):
+        dollars["logs $"] = services.logs(stage, assumed)
     return dollars
 
 

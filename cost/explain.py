@@ -35,7 +35,8 @@ def explain(priced: Estimate) -> list[Term]:
 def _stage_terms(estimate: StageEstimate) -> Iterator[Term]:
     for quantity in derivations(estimate.terms.values()):
         unpaid = isinstance(quantity.value, Decimal) and not quantity.value
-        if quantity.value is not None and not unpaid:
+        unused = quantity.name == "warm_pool" and not quantity.value
+        if quantity.value is not None and not (unpaid or unused):
             yield _term(estimate.stage.name, quantity)
     yield from _range_terms(
         estimate.stage.name,

@@ -359,6 +359,8 @@ def _breakdown_rows(total: Document) -> Iterable[tuple[str, str, str]]:
     billed = total["billed_usd"]
     yield "billed", format_usd(billed), "100.0%" if billed else ""
     for part, amount in total["waterfall_usd"].items():
+        if part == "warm_pool" and amount == 0:
+            continue
         share = "" if amount is None or not billed else format_percent(amount / billed)
         yield f"  {part.replace('_', ' ')}", format_usd(amount), share
 

@@ -173,7 +173,13 @@ def _cluster(job: RunJob | None, start: Event) -> tuple[InstanceType | None, int
 
 
 def _outcome(job: RunJob) -> JobOutcome:
-    return JobOutcome(job.status, job.secondary_status, job.failure_reason, job.stopped_for)
+    return JobOutcome(
+        job.status,
+        job.secondary_status,
+        job.failure_reason,
+        job.stopped_for,
+        job.platform.title,
+    )
 
 
 def _estimate(

@@ -16,13 +16,14 @@ from sm_train.toolkit.review.review_model import SampleImage
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The job's status and failure reason in SageMaker."""
+    """The job's status and failure reason, as ``platform`` reports them."""
 
     status: str
     secondary: str
     failure: str
     stopped_for: str | None
     """Why the job was stopped, from the tag that the stopping program set."""
+    platform: str = "SageMaker"
 
 
 @dataclass(frozen=True)

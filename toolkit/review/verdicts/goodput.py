@@ -131,7 +131,7 @@ def _stall(event: Event) -> str:
 
 
 def outcome(facts: JobFacts) -> Verdict:
-    """Judge how the job ended: by its diagnosis, SageMaker's status, or its last event."""
+    """Judge how the job ended: by its diagnosis, its platform's status, or its last event."""
     question = "How did it end?"
     end = facts.log.last("end")
     reason = f"training ended at step {end['step']:,}: {end['reason']}" if end else None
@@ -141,7 +141,7 @@ def outcome(facts: JobFacts) -> Verdict:
     if diagnosis is not None and diagnosis.first is not None and diagnosis.cause != "terminated":
         return _failure(diagnosis, facts, question, evidence)
     if status is not None:
-        return _sagemaker_outcome(facts, status, question, evidence)
+        return _reported_outcome(facts, status, question, evidence)
     if end is not None and end["reason"] == "done":
         if missing := _missing_steps(facts):
             return Verdict("end", "warning", question, f"it ended {missing}", evidence, _SHORT_FIX)
@@ -190,7 +190,11 @@ def _failure(
         f"it failed: {diagnosis.title}",
         (
             f"first failure{f' ({where})' if where else ''}: {first.line}",
-            *((f"SageMaker reports: {reported}",) if reported else ()),
+            *(
+                (f"{facts.outcome.platform} reports: {reported}",)
+                if facts.outcome and reported
+                else ()
+            ),
             *evidence,
         ),
         diagnosis.action,
@@ -201,7 +205,7 @@ def _last_lines(diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(match.text for match in diagnosis.evidence[-_MAX_LINES:])
 
 
-def _sagemaker_outcome(
+def _reported_outcome(
     facts: JobFacts, job_outcome: JobOutcome, question: str, evidence: tuple[str, ...]
 ) -> Verdict:
     if job_outcome.status == "Failed":
@@ -219,7 +223,7 @@ def _sagemaker_outcome(
             "end",
             "bad",
             question,
-            f"SageMaker stopped it: {job_outcome.secondary}",
+            f"{job_outcome.platform} stopped it: {job_outcome.secondary}",
             evidence,
             "raise cluster.max_runtime, or cluster.max_wait for spot; `sm-train resume` continues",
         )
