@@ -99,6 +99,8 @@ class PlacedRun(_Configured):
     bucket: str | None = None
     stage: str | None = None
     job: str | None = None
+    given: str = ""
+    """The global options that commands about it need in another folder, after a blank."""
 
     watcher: ClassVar[str] = "sm_train.toolkit.watch.platform_watch"
     """The module whose ``poll`` does what the run needs."""
@@ -164,7 +166,11 @@ class PlacedRun(_Configured):
     def diagnose_command(self, job: RunJob) -> str:
         """Return the command that diagnoses one of its jobs."""
         del job
-        return f"sm-train diagnose {self.target}"
+        return self.command("diagnose")
+
+    def command(self, name: str) -> str:
+        """Return the command ``name`` about the run, as it works in any folder."""
+        return f"sm-train{self.given} {name} {self.target}"
 
     # ------------------------------------------------------------------ state
 

@@ -15,11 +15,11 @@ def next_command(run: PlacedRun, stage: StageState | None) -> str | None:
     """
     if stage is None:
         is_own = run.config.entry is not None
-        return None if is_own else f"sm-train sample {run.sample_target} --prompts FILE"
+        return None if is_own else f"sm-train{run.given} sample {run.sample_target} --prompts FILE"
     if stage.state == "stopping":
-        return f"sm-train status {run.target}"
+        return run.command("status")
     if stage.state in _LIVE:
-        return watch_command(run.target)
+        return run.command("watch")
     if stage.state in ("failed", "lost", "no-results") and stage.job is not None:
         return run.diagnose_command(stage.job)
     return run.resume_command if stage.jobs else run.start_command(stage.name)

@@ -29,6 +29,7 @@ from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
 from sm_train.toolkit.platforms.target import Kind, Target
 from sm_train.toolkit.run_file import load
+from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
     import boto3
@@ -42,12 +43,12 @@ class _SageMaker(Adapter):
             return None
         if target.kind is not Kind.RUN_FILE:
             run = _run_of_name(_open(None, options), target.text)
-            return replace(run, profile=options["profile"])
+            return _as_given(run, options)
         config = load(target.path)
         if config.is_outside_of_aws:
             raise NoRunError(_elsewhere(target.text, None))
         run = run_of_config(_open(config.region, options), config)
-        return replace(run, profile=options["profile"])
+        return _as_given(run, options)
 
     def diagnose_job(self, name: str, options: dict[str, Any]) -> Diagnosis | None:
         session = _open(None, options)
@@ -58,6 +59,20 @@ class _SageMaker(Adapter):
 
 
 ADAPTER = _SageMaker()
+
+
+def _as_given(run: SageMakerRun, options: dict[str, Any]) -> SageMakerRun:
+    """Return the run with the options that find it without its file."""
+    profile, given = options["profile"], ""
+    try:
+        default = resolve_region(None, None, profile)
+    except UserError:
+        default = None
+    if run.region != default:
+        given += f" --region {run.region}"
+    if profile is not None and profile != default_profile():
+        given += f" --profile {profile}"
+    return replace(run, profile=profile, given=given)
 
 
 def _run_of_name(session: boto3.Session, target: str) -> SageMakerRun:

@@ -121,10 +121,10 @@ class SageMakerRun(PlacedRun):
         """If a job on another platform wrote the newest checkpoint, the command starts no second
         one and says how the user confirms that the first has ended. Only the user knows that.
         """
-        return f"sm-train resume {self.name}"
+        return f"sm-train{self.given} resume {self.name}"
 
     def diagnose_command(self, job: RunJob) -> str:
-        option = "" if job.region == self.region else f" --region {job.region}"
+        option = self.given if job.region == self.region else f" --region {job.region}"
         return f"sm-train{option} diagnose {job.name}"
 
     @property
