@@ -205,7 +205,8 @@ class PriceTable:
             return Price(name, region, None, "unknown", source, None)
         if row is not None and row.usd_per_hour is not None:
             return _from_price_row(row, name, region)
-        elsewhere = None if row else self._in_another_region(name, kind)
+        is_own = row is not None or kind == TRAINING_PLAN  # a fee is that of one plan
+        elsewhere = None if is_own else self._in_another_region(name, kind)
         if elsewhere is not None and elsewhere.usd_per_hour is not None:
             return _moved(_from_price_row(elsewhere, name, region), elsewhere)
         source = row.source if row else f"no {kind} price is known"

@@ -22,6 +22,8 @@ PLATFORM = re.compile(
     r"\b(SageMaker|AWS|S3|CloudWatch|FastFile|Lambda|IAM|EFA|SMDDP|SIGTERM|spot)\b"
 )
 README_STATEMENTS = {
+    "offerings of training plans for a run": "Offerings of training plans, and the share of a "
+    "plan's fee that a job has spent",
     "Train a foundation diffusion model": "`submit` trains on SageMaker from a laptop",
     "The price needs no AWS account": (
         "`--dry-run`, `check --offline` and `cost` need no AWS account"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from sm_train.cost.instances import (
     OWN_PATTERN,
     UnknownInstanceTypeError,
@@ -58,6 +59,43 @@ class VpcSection(Section):
     security_groups: Annotated[list[VpcId], Field(min_length=1, max_length=5)] = Field(
         description="IDs of the security groups."
     )
+
+
+KEYS_OF_FIELDS = {
+    "TrainingJobName": "name",
+    "RoleArn": "role",
+    "AlgorithmSpecification.TrainingImage": "cluster.image",
+    "HyperParameters": "entry_args",
+    "InputDataConfig": "data and channels",
+    "OutputDataConfig.S3OutputPath": "bucket",
+    "OutputDataConfig.KmsKeyId": "output_kms_key",
+    "CheckpointConfig": "checkpoint",
+    "ResourceConfig.InstanceType": "cluster.instance_type",
+    "ResourceConfig.InstanceCount": "stages",
+    "ResourceConfig.InstancePreferences": "cluster.alternatives",
+    "ResourceConfig.VolumeSizeInGB": "cluster.volume_gb",
+    "ResourceConfig.VolumeKmsKeyId": "cluster.volume_kms_key",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "cluster.keep_alive_period",
+    "ResourceConfig.TrainingPlanArn": "cluster.training_plan",
+    "StoppingCondition": "cluster.max_runtime, max_wait and max_pending",
+    "Environment": "cluster.environment",
+    "Tags": "tags",
+    "VpcConfig": "cluster.vpc",
+    "RetryStrategy": "cluster.retries",
+    "EnableManagedSpotTraining": "cluster.capacity",
+    "EnableNetworkIsolation": "cluster.network_isolation",
+    "EnableInterContainerTrafficEncryption": "cluster.encrypt_traffic",
+    "RemoteDebugConfig": "cluster.remote_debug",
+}
+"""Field of CreateTrainingJob that ``request_patch`` may not have → the key that sets it."""
+
+
+def _patched_fields(patch: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of what a patch changes, with those of the objects above."""
+    for name, value in patch.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _patched_fields(value))
 
 
 class ClusterSection(Section):
@@ -187,6 +225,14 @@ class ClusterSection(Section):
     def max_instances(self, instances: int) -> int:
         """Return the largest number of instances over all types: each needs its own shards."""
         return max(self.equivalent_instances(name, instances) for name in self.instance_types)
+
+    @field_validator("request_patch")
+    @classmethod
+    def _changes_no_other_key(cls, patch: dict[str, Any]) -> dict[str, Any]:
+        for field in _patched_fields(patch):
+            if field in KEYS_OF_FIELDS:
+                raise ValueError(f"{field} is set by {KEYS_OF_FIELDS[field]}; write that instead")
+        return patch
 
     @model_validator(mode="after")
     def _check_consistency(self) -> ClusterSection:

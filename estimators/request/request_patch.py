@@ -43,8 +43,8 @@ def _merged(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -> 
             result[name] = _merged(before, value, f"{path}{name}.")
         elif name in result:
             raise RequestPatchError(
-                f"cluster.request_patch: {path}{name} is set by another key of the run file; it "
-                "adds fields, and changes none"
+                f"cluster.request_patch: {path}{name} is in the request already; the patch only "
+                "adds fields"
             )
         else:
             result[name] = value

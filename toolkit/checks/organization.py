@@ -6,6 +6,7 @@ core/config/config.py): what they require, the run file has to state.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,71 +27,96 @@ def organization_findings(config: RunConfig) -> Iterator[Finding]:
     if config.is_outside_of_aws:
         return
     for path in _files():
-        for key, where, value in _missing(_training_job(path), config):
+        try:
+            defaults = _training_job(path)
+        except ValueError as error:
             yield ORGANIZATION_DEFAULTS.found(
                 "warning",
-                where,
-                f"{path} has {key} {value} as a default, the run file has none",
-                f"write {where}, if jobs of this account must have it",
+                str(path),
+                f"{path}: not compared with the run: {error}",
+                "repair the file",
+            )
+            continue
+        for name, key, value in _missing(defaults, config):
+            yield ORGANIZATION_DEFAULTS.found(
+                "warning",
+                key,
+                f"{path} sets {name} {json.dumps(value, default=str)} for training jobs, the run "
+                "file does not",
+                f"write {key}, if jobs of this account must have it",
             )
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files of defaults on this machine; an address in S3 is not read."""
+    """Yield the files of defaults on this machine that exist; an address in S3 is not read."""
     for variable, kind in _VARIABLES.items():
         given = os.environ.get(variable)
-        if given is not None:
-            yield Path(given) / "config.yaml" if Path(given).is_dir() else Path(given)
-        elif is_installed("platformdirs"):
+        if given is None and is_installed("platformdirs"):
             import platformdirs
 
-            folder = getattr(platformdirs, f"{kind}_config_dir")("sagemaker")
-            yield Path(folder) / "config.yaml"
+            given = getattr(platformdirs, f"{kind}_config_dir")("sagemaker")
+        path = Path(given or "")
+        path = path / "config.yaml" if path.is_dir() else path
+        if path.is_file():
+            yield path
 
 
 def _training_job(path: Path) -> Mapping[str, Any]:
-    """Return the defaults of training jobs; none if the file is missing or not readable."""
+    """Return the defaults of training jobs, whose sections have the types that they need.
+
+    Raises:
+        ValueError: the file cannot be read, or a section has another type.
+    """
     import yaml
 
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        section = document["SageMaker"]["TrainingJob"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return {}
-    return section if isinstance(section, Mapping) else {}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    sagemaker = _section(document or {}, "SageMaker")
+    found = dict(_section(sagemaker, "TrainingJob"))
+    for name in ("VpcConfig", "OutputDataConfig", "ResourceConfig"):
+        found[name] = _section(found, name)
+    tags = found.get("Tags") or []
+    if not isinstance(tags, list) or not all(isinstance(tag, Mapping) for tag in tags):
+        raise ValueError("SageMaker.TrainingJob.Tags: must be a list of Key and Value")
+    return found | {"Tags": tags}
+
+
+def _section(document: Any, name: str) -> Mapping[str, Any]:
+    section = document.get(name) if isinstance(document, Mapping) else 0
+    if section is not None and not isinstance(section, Mapping):
+        raise ValueError(f"{name}: must be a section")
+    return section or {}
 
 
 def _missing(defaults: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, str, object]]:
     """Yield each default that the run does not have: its name, the run file's key, its value."""
     cluster = config.cluster
-    output = defaults.get("OutputDataConfig") or {}
-    resources = defaults.get("ResourceConfig") or {}
-    stated: dict[str, tuple[str, object, object]] = {
-        "VpcConfig": ("cluster.vpc", defaults.get("VpcConfig"), cluster.vpc),
-        "OutputDataConfig.KmsKeyId": (
+    output, resources = defaults["OutputDataConfig"], defaults["ResourceConfig"]
+    encrypts = "EnableInterContainerTrafficEncryption"
+    isolates = "EnableNetworkIsolation"
+    stated: list[tuple[str, str, object, object]] = [
+        ("VpcConfig", "cluster.vpc", defaults["VpcConfig"], cluster.vpc),
+        (
+            "OutputDataConfig.KmsKeyId",
             "output_kms_key",
             output.get("KmsKeyId"),
             config.output_kms_key or config.bucket_keys,
         ),
-        "ResourceConfig.VolumeKmsKeyId": (
+        (
+            "ResourceConfig.VolumeKmsKeyId",
             "cluster.volume_kms_key",
             resources.get("VolumeKmsKeyId"),
             cluster.volume_kms_key,
         ),
-        "EnableNetworkIsolation": (
-            "cluster.network_isolation",
-            defaults.get("EnableNetworkIsolation"),
-            cluster.network_isolation,
-        ),
-        "EnableInterContainerTrafficEncryption": (
-            "cluster.encrypt_traffic",
-            defaults.get("EnableInterContainerTrafficEncryption"),
-            cluster.encrypt_traffic,
-        ),
-    }
-    for name, (key, default, own) in stated.items():
+        (isolates, "cluster.network_isolation", defaults.get(isolates), cluster.network_isolation),
+        (encrypts, "cluster.encrypt_traffic", defaults.get(encrypts), cluster.encrypt_traffic),
+    ]
+    for name, key, default, own in stated:
         if default and not own:
             yield name, key, default
-    for tag in defaults.get("Tags") or ():
-        if isinstance(tag, Mapping) and tag.get("Key") not in config.tags:
-            yield "the tag", f"tags.{tag.get('Key')}", tag.get("Value")
+    for tag in defaults["Tags"]:
+        key = " ".join(str(tag.get("Key", "")).split())
+        if key and key not in config.tags:
+            yield f"the tag {key}", f"tags.{key}", tag.get("Value")

@@ -118,7 +118,7 @@ def online_findings(
         ]
         findings += _job_findings(config, session, region, account)
         needed = as_document(subject.estimate)["total"]["wall_seconds"]
-        findings += training_plan_findings(config, session, needed)
+        findings += training_plan_findings(config, session, region, needed)
         listings: dict[int, ShardListing] = {}
         findings += _s3_findings(subject, session, shards, progress, listings, today)
         for relocated in relocated_subjects(subject):

@@ -22,7 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "cost": "Estimate what a run costs, in dollars and days.",
         "measure": "Measure a stage's speed in short jobs with a price limit.",
         "instances": "List instance types: GPUs, memory, EFA and price.",
-        "plans": "Search training plans that are for sale for a run.",
+        "plans": "Search offerings of training plans for a run.",
     },
     "Run": {
         "submit": "Show plan and cost, ask for confirmation, and start the run.",

@@ -1,4 +1,4 @@
-"""``sm-train plans``: the training plans that are for sale for a run."""
+"""``sm-train plans``: offerings of training plans for a run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option(
     "--after",
     type=click.DateTime(["%Y-%m-%d"]),
-    metavar="DATE",
+    metavar="YYYY-MM-DD",
     help="First day of the reservation. [default: today]",
 )
 @click.pass_obj
 def command(options: dict[str, Any], run: str, days: int | None, after: Any, as_json: bool) -> None:
-    """Search training plans: instances that SageMaker reserves for some days, for a fee.
+    """Search offerings of training plans for a run.
 
-    Prints fee, times and price of each offering for the largest stage of the run, and the AWS
-    command that buys the first. sm-train buys nothing. Plans have 1, 2, 4, 8, 16, 32 or 64
-    instances, and whole days.
+    A training plan reserves instances of SageMaker for a number of days, for an upfront fee. Each
+    offering for the largest stage of the run is printed with its fee, its start and end, and its
+    price per instance-hour, and the AWS command that buys the cheapest. sm-train buys nothing.
+    Plans have 1, 2, 4, 8, 16, 32 or 64 instances: the number is rounded up. The search needs the
+    permission sagemaker:SearchTrainingPlanOfferings.
     """
     from sm_train.toolkit.costing.plan_search import search_plans, show_offerings
     from sm_train.toolkit.terminal.console import stdout_console, write_json

@@ -1,7 +1,8 @@
-"""Searches the training plans that are for sale for a run, and shows them."""
+"""Searches the offerings of training plans for a run, and shows them."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,12 +46,14 @@ class FoundOfferings:
     days: int
     on_demand_usd: float | None
     offerings: tuple[PlanOffering, ...]
+    profile: str | None = None
 
     def command(self, offering: PlanOffering) -> str:
         """Return the AWS command that buys an offering."""
         return (
-            f"aws sagemaker create-training-plan --region {self.region} --training-plan-name "
-            f"{self.run} --training-plan-offering-id {offering.identifier}"
+            f"aws sagemaker create-training-plan --region {self.region}"
+            + ("" if self.profile is None else f" --profile {shlex.quote(self.profile)}")
+            + f" --training-plan-name {self.run} --training-plan-offering-id {offering.identifier}"
         )
 
     def document(self) -> dict[str, Any]:
@@ -87,6 +90,8 @@ def search_plans(
         UserError: there is no such run, its time is unknown, or AWS refuses the request.
     """
     config = open_config(target, (), options).config
+    if config.cluster.is_own_machine:
+        raise UserError(f"{config.cluster.instance_type}: AWS sells no plans of your own machines")
     region = resolve_region(options["region"], config.region, options["profile"])
     instances = max(stage.instances for stage in config.stages)
     offered = next((count for count in _COUNTS if count >= instances), None)
@@ -106,6 +111,7 @@ def search_plans(
         wanted,
         None if on_demand is None else float(on_demand),
         tuple(offerings),
+        options["profile"],
     )
 
 
@@ -122,9 +128,9 @@ def show_offerings(found: FoundOfferings, console: Console) -> None:
     days = "1 day" if found.days == 1 else f"{found.days} days"
     wanted = f"{found.instances} × {found.instance_type} for {days} in {found.region}"
     if not found.offerings:
-        console.print(f"No plan is for sale: {wanted}. Try --days or --after.", markup=False)
+        console.print(f"No offering: {wanted}. Try --days or --after.", markup=False)
         return
-    console.print(f"For sale: {wanted}\n", markup=False)
+    console.print(f"Offerings: {wanted}\n", markup=False)
     console.print(_table(found.offerings))
     price = format_usd(found.on_demand_usd)
     console.print(f"\nOn demand an instance-hour costs {price}. To buy the first:", markup=False)

@@ -112,7 +112,8 @@ def store_prices(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
         "version": _VERSION,
         "listed": dict(table.listed),
         "rows": [
-            asdict(row) | {"usd_per_hour": str(row.usd_per_hour)} for row in table.rows.values()
+            asdict(row) | {"usd_per_hour": row.usd_per_hour and str(row.usd_per_hour)}
+            for row in table.rows.values()
         ],
     }
     path = cache_path()
@@ -122,4 +123,5 @@ def store_prices(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
 
 
 def _row(fields: dict[str, Any]) -> PriceRow:
-    return PriceRow(**{**fields, "usd_per_hour": Decimal(fields["usd_per_hour"])})
+    usd = fields["usd_per_hour"]
+    return PriceRow(**{**fields, "usd_per_hour": None if usd is None else Decimal(usd)})

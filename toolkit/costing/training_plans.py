@@ -6,6 +6,7 @@ API reference: DescribeTrainingPlan, SearchTrainingPlanOfferings (botocore 1.44.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -74,25 +75,25 @@ class TrainingPlan:
         price = self.usd_per_instance_hour
         share = "" if price is None else f", {format_usd(float(price))} an instance-hour"
         return (
-            f"{self.name}: {self.instances} × {self.instance_type} ({self.in_use} in use), "
+            f"{self.name}: {self.instances} × {self.instance_type or 'unknown'} ({self.in_use} in "
+            "use), "
             f"{self.status}, {reserved}, {format_duration(self.seconds_left(now))} of "
             f"{format_duration(self.seconds)} left; fee "
             f"{format_usd(None if self.fee is None else float(self.fee))}{share}"
         )
 
-    def price_row(self, today: date) -> PriceRow | None:
-        """Return the price of an instance-hour; None if the fee is unknown."""
+    def price_row(self, today: date) -> PriceRow:
+        """Return the price of an instance-hour, which is unknown if the fee is."""
         usd = self.usd_per_instance_hour
-        if usd is None:
-            return None
-        source = f"the fee of plan {self.name} ÷ its hours"
         return PriceRow(
             self.instance_type,
             self.region,
             TRAINING_PLAN,
             usd,
-            "verified",
-            source,
+            "unknown" if usd is None else "verified",
+            f"plan {self.name}: no fee in dollars is known"
+            if usd is None
+            else f"the fee of plan {self.name} ÷ its hours",
             today.isoformat(),
         )
 
@@ -121,24 +122,37 @@ def plan_of(session: boto3.Session, config: RunConfig) -> TrainingPlan | None:
     if config.cluster.training_plan is None:
         return None
     plan = describe_plan(session, config.cluster.training_plan)
-    row = plan.price_row(datetime.now(UTC).date())
-    if row is not None:
-        store_prices([row], {})
+    if plan.instance_type:
+        with suppress(OSError):  # a cache that cannot be written keeps nobody from submitting
+            store_prices([plan.price_row(datetime.now(UTC).date())], {})
     return plan
 
 
+def described_plan(
+    session: boto3.Session, config: RunConfig
+) -> tuple[TrainingPlan | None, str | None]:
+    """Return the plan of a run as :func:`plan_of`, and why it is unknown if it cannot be read."""
+    try:
+        return plan_of(session, config), None
+    except UserError as error:
+        return None, f"{error}; `sm-train iam` prints the permission that describes it"
+
+
 def plan_problems(
-    plan: TrainingPlan, config: RunConfig, needed: float | None, now: datetime
+    plan: TrainingPlan, config: RunConfig, region: str, needed: float | None, now: datetime
 ) -> Iterator[tuple[Literal["error", "warning"], str, str]]:
     """Yield what keeps the run from the plan: level, message and fix.
 
-    ``needed`` are the seconds that the run takes, None if they are unknown.
+    ``region`` is the run's, and ``needed`` are the seconds that it takes, None if unknown.
     """
     cluster, instances = config.cluster, max(stage.instances for stage in config.stages)
-    buy = "`sm-train plans RUN` lists what is for sale"
+    buy = "`sm-train plans RUN` searches offerings"
+    if region != plan.region:
+        message = f"{plan.name} is in {plan.region}, the run in {region}"
+        yield "error", message, "write the ARN of a plan in the run's region"
     if plan.status not in USABLE:
-        yield "error", f"{plan.name} is {plan.status}, and takes no jobs", buy
-    if plan.instance_type not in cluster.instance_types:
+        yield "error", f"{plan.name} is {plan.status}, and accepts no jobs", buy
+    if plan.instance_type not in ("", cluster.instance_type):
         fix = f"write cluster.instance_type: {plan.instance_type}, or the ARN of another plan"
         yield "error", f"{plan.name} reserves {plan.instance_type}", fix
     elif plan.instances < instances:
@@ -168,14 +182,14 @@ def describe_plan(session: boto3.Session, arn: str) -> TrainingPlan:
         found: Mapping[str, Any] = client.describe_training_plan(TrainingPlanName=name)
     capacities = found.get("ReservedCapacitySummaries", ())
     types = {each["InstanceType"] for each in capacities}
-    if len(types) != 1:
+    if len(types) > 1:
         raise UserError(
             f"cluster.training_plan: {name} has no single instance type: {types or '–'}"
         )
     return TrainingPlan(
         arn=found["TrainingPlanArn"],
         status=found["Status"],
-        instance_type=types.pop(),
+        instance_type=types.pop() if types else "",
         instances=found.get("TotalInstanceCount", 0),
         in_use=found.get("InUseInstanceCount", 0),
         start=found.get("StartTime"),
@@ -251,4 +265,4 @@ def _seconds(found: Mapping[str, Any]) -> float:
 
 def _fee(found: Mapping[str, Any]) -> Decimal | None:
     is_known = found.get("UpfrontFee") and found.get("CurrencyCode", "USD") == "USD"
-    return Decimal(found["UpfrontFee"]) if is_known else None
+    return Decimal(found["UpfrontFee"].replace(",", "")) if is_known else None

@@ -63,7 +63,7 @@ class LocalRunFolder:
         path = self.path / COMMAND_NAME
         if not path.exists():
             return "sm-train submit RUN --local"
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
 
     def config(self) -> RunConfig:
         """Return the run file of the newest stage, as its processes read it.
@@ -104,7 +104,7 @@ class LocalRunFolder:
         host, _, number = owner.strip().rpartition(" ")
         if not self.is_training():  # after the file was read: the process is its owner
             return
-        if not number:
+        if not number.isdigit():
             raise PreflightError(
                 f"{self.path}: a thread of another program trains it; interrupt that program"
             )
@@ -124,7 +124,7 @@ def find_local_run(target: str | Path) -> LocalRunFolder | None:
 
     None if there is none: the name of a run or job on SageMaker is not a path.
     """
-    path = Path(target)
+    path = Path(target) if Path(target).name else Path(target).absolute()
     candidates = [path, DEFAULT_FOLDER / path] if len(path.parts) == 2 else [path]
     for candidate in candidates:
         if (candidate / LOG_NAME).is_file() and (candidate / "bundle").is_dir():

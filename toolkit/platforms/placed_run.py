@@ -6,6 +6,7 @@ in ``adapters.py``.
 
 from __future__ import annotations
 
+import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,8 +170,8 @@ class PlacedRun(_Configured):
         return self.command("diagnose")
 
     def command(self, name: str) -> str:
-        """Return the command ``name`` about the run, as it works in any folder."""
-        return f"sm-train{self.given} {name} {self.target}"
+        """Return the command ``name`` about the run."""
+        return f"sm-train{self.given} {name} {shlex.quote(self.target)}"
 
     # ------------------------------------------------------------------ state
 

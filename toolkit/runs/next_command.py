@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 
@@ -15,7 +17,8 @@ def next_command(run: PlacedRun, stage: StageState | None) -> str | None:
     """
     if stage is None:
         is_own = run.config.entry is not None
-        return None if is_own else f"sm-train{run.given} sample {run.sample_target} --prompts FILE"
+        model = shlex.quote(run.sample_target)
+        return None if is_own else f"sm-train{run.given} sample {model} --prompts FILE"
     if stage.state == "stopping":
         return run.command("status")
     if stage.state in _LIVE:

@@ -184,7 +184,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
             f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",
         ),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
-        *plan_rows(submission.training_plan),
+        *plan_rows(submission.training_plan, submission.plan_unknown),
         *_patch_rows(config.cluster),
         *scope_rows(as_document(whole), config),
         (
@@ -200,13 +200,15 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
 
 def _patch_rows(cluster: ClusterSection) -> list[tuple[str, str]]:
     """Return a row with what ``cluster.request_patch`` adds, if it adds anything."""
-    names = ", ".join(cluster.request_patch)
-    return [("request", f"request_patch adds {names}")] if names else []
+    patch = cluster.request_patch
+    return [("request", f"request_patch adds {json.dumps(patch, default=str)}")] if patch else []
 
 
-def plan_rows(plan: TrainingPlan | None) -> list[tuple[str, str]]:
-    """Return a row that describes the training plan, if there is one."""
-    return [] if plan is None else [("plan", plan.describe(datetime.now(UTC)))]
+def plan_rows(plan: TrainingPlan | None, unknown: str | None) -> list[tuple[str, str]]:
+    """Return a row that describes the training plan, or says why it is ``unknown``."""
+    if unknown is not None:
+        return [("reserved", f"the training plan is unknown: {unknown}")]
+    return [] if plan is None else [("reserved", plan.describe(datetime.now(UTC)))]
 
 
 def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
@@ -214,16 +216,18 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
     config, [first, *_] = submission.config, submission.stages
     if not config.cluster.alternatives:
         return []
-    purchase, prices = Purchase(submission.region, config.cluster.capacity), price_table()
+    prices, capacity = price_table(), config.cluster.capacity
     hourly = {}
     for name in config.cluster.instance_types:
         count = config.cluster.equivalent_instances(name, first.instances)
+        is_planned = name == config.cluster.instance_type or capacity != "training-plan"
+        purchase = Purchase(submission.region, capacity if is_planned else "on-demand")
         price = hourly_price(name, purchase, prices).usd_per_instance_hour
         cost = "price unknown" if price is None else f"{format_usd(float(price * count))} an hour"
         hourly[name] = f"{count} × {name}, {cost}"
     [planned, *others] = hourly.values()
     return [
-        ("first choice", f"{planned}; the plan is for it"),
+        ("first choice", f"{planned}; this estimate is for it"),
         *(("alternative", f"{other}; the same batch") for other in others),
     ]
 
@@ -244,7 +248,9 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
     lines += [line for line in expired if line is not None]
     if submission.training_plan is not None:
         needed = None if end is None else (end - now).total_seconds()
-        problems = plan_problems(submission.training_plan, submission.config, needed, now)
+        problems = plan_problems(
+            submission.training_plan, submission.config, submission.region, needed, now
+        )
         lines += [f"cluster.training_plan: {message}; {fix}" for _, message, fix in problems]
     return lines + run_warnings(submission.config, whole, submission.bundle)
 

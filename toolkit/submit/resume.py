@@ -10,9 +10,9 @@ from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.scope import scope_rows
-from sm_train.toolkit.costing.training_plans import plan_of
+from sm_train.toolkit.costing.training_plans import described_plan, plan_problems
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.index_facts import with_stored_index
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.stage_state import current
@@ -134,11 +134,15 @@ def resume_recorded(
         run.name, stages, chosen, cause="resume", auto_advance=auto_advance, take_over=take_over
     )
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
+    plan, unknown = described_plan(session, launch.config)  # its price, before the projection
+    problems = plan_problems(plan, launch.config, launch.region, None, run.now()) if plan else ()
+    for level, message, fix in problems:
+        if level == "error":
+            raise UserError(f"cluster.training_plan: {message}; {fix}", ExitCode.PREFLIGHT)
     projection = projected(run, stages, run.now())
     _show_settings(run)
     scope = scope_rows(as_document(estimate_run(run.config, run.region)), run.config)
-    plan = plan_rows(plan_of(session, run.config))
-    for label, text in (*scope, *plan, ("the run", str(projection))):
+    for label, text in (*scope, *plan_rows(plan, unknown), ("the run", str(projection))):
         note(f"{label:<10}  {text}")
     for line in (*warnings, *check_budget(run.config, run.region, projection=projection)):
         write_line(f"warning: {line}", err=True)

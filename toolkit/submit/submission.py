@@ -26,7 +26,7 @@ from sm_train.estimators.request.training_request import (
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_of
+from sm_train.toolkit.costing.training_plans import TrainingPlan, described_plan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.index_facts import Expiries, stored_expiries, with_stored_index
@@ -71,6 +71,8 @@ class Submission:
     history: History | None = None
     expiries: tuple[Expiries, ...] = ()
     training_plan: TrainingPlan | None = None
+    plan_unknown: str | None = None
+    """Why the training plan could not be described."""
 
     def as_dict(self) -> SubmissionDocument:
         """Return the document of ``submit --dry-run --json``."""
@@ -151,7 +153,7 @@ def with_stored_facts(submission: Submission, session: boto3.Session) -> Submiss
         UserError: AWS returns an error.
     """
     config, region = with_stored_index(submission.config, session), submission.region
-    plan = plan_of(session, config)  # its price first, which the rest uses
+    plan, unknown = described_plan(session, config)  # its price first, which the rest uses
     return replace(
         submission,
         config=config,
@@ -159,6 +161,7 @@ def with_stored_facts(submission: Submission, session: boto3.Session) -> Submiss
         cost=estimate_run(config, region, submission.stages, submission.history),
         expiries=stored_expiries(config, session),
         training_plan=plan,
+        plan_unknown=unknown,
     )
 
 

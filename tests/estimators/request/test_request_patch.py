@@ -44,14 +44,25 @@ def test_what_was_added_can_be_left_out_again(added: dict[str, Any]) -> None:
     ],
 )
 def test_a_field_that_another_key_sets_is_refused(added: dict[str, Any], name: str) -> None:
-    with pytest.raises(RequestPatchError, match=f"{name} is set by another key"):
+    with pytest.raises(RequestPatchError, match=f"{name} is in the request already"):
         with_additions(REQUEST, added)
 
 
 @pytest.mark.parametrize(
     ("patch", "code", "problem"),
     [
-        ({"RoleArn": "other"}, 2, "cluster.request_patch: RoleArn is set by another key"),
+        ({"RoleArn": "other"}, 2, "RoleArn is set by role; write that instead"),
+        ({"EnableManagedSpotTraining": True}, 2, "is set by cluster.capacity; write that"),
+        (
+            {"ResourceConfig": {"KeepAlivePeriodInSeconds": 3600}},
+            2,
+            "ResourceConfig.KeepAlivePeriodInSeconds is set by cluster.keep_alive_period",
+        ),
+        (
+            {"ProfilerConfig": {"DisableProfiler": False}},
+            2,
+            "ProfilerConfig.DisableProfiler is in the request already",
+        ),
         ({"SessionChaining": {}}, 3, 'Unknown parameter in input: "SessionChaining"'),
         ({"ExperimentConfig": {"TrialName": 3}}, 3, "ExperimentConfig.TrialName"),
     ],
@@ -72,4 +83,6 @@ def test_the_plan_shows_the_whole_request(cli: Cli, tmp_path: Path) -> None:
     assert request["SessionChainingConfig"] == patch["SessionChainingConfig"]
     assert request["InfraCheckConfig"] == {"EnableInfraCheck": True}
     shown = cli("submit", path, "--dry-run")
-    assert "adds SessionChainingConfig" in " ".join(shown.stdout.split())
+    assert 'adds {"SessionChainingConfig": {"EnableSessionTagChaining": true}}' in " ".join(
+        shown.stdout.split()
+    )

@@ -62,10 +62,24 @@ def test_what_the_run_file_states_is_not_named() -> None:
     assert where(stated) == ["cluster.network_isolation"]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "SageMaker: 3", "a: [", "SageMaker: {}"])
+@pytest.mark.parametrize("content", ["", "SageMaker: {}", "SageMaker: {TrainingJob: }"])
 def test_a_file_that_says_nothing_is_no_finding(defaults: Path, content: str) -> None:
     defaults.write_text(content)
     assert where(config()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[1]", "SageMaker: 3", "a: [", "SageMaker: {TrainingJob: {Tags: 5}}"),
+        *(f"SageMaker: {{TrainingJob: {{{name}: 5}}}}" for name in ("VpcConfig", "ResourceConfig")),
+        "SageMaker: {TrainingJob: {Tags: [a]}}",
+    ],
+)
+def test_a_damaged_file_is_one_finding_about_it(defaults: Path, content: str) -> None:
+    defaults.write_text(content)
+    [finding] = organization_findings(config())
+    assert finding.message.startswith(f"{defaults}: not compared with the run: ")
 
 
 def test_init_names_them_when_it_writes_the_run_file(
@@ -74,6 +88,6 @@ def test_init_names_them_when_it_writes_the_run_file(
     environment = {"SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(defaults)}
     made = cli("init", tmp_path / "run.yaml", "--no-input", env=environment)
     assert made.returncode == 0, made.stderr
-    assert "has VpcConfig" in made.stderr
+    assert "sets VpcConfig" in made.stderr
     checked = cli("check", tmp_path / "run.yaml", "--offline", env=environment)
     assert "organization-defaults" in checked.stdout + checked.stderr

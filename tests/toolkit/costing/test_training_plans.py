@@ -80,9 +80,9 @@ def plan(**changes: Any) -> TrainingPlan:
     return replace(made, **changes)
 
 
-def problems(plan: TrainingPlan, *, instances: int = 4, hours: float = 100, **run: Any) -> str:
-    made = config(cluster=CLUSTER, stages=[stage(instances=instances)], **run)
-    found = plan_problems(plan, made, 3600 * hours, BEGIN)
+def problems(plan: TrainingPlan, *, hours: float = 100, region: str = "us-east-1") -> str:
+    made = config(cluster=CLUSTER, stages=[stage(instances=4)])
+    found = plan_problems(plan, made, region, 3600 * hours, BEGIN)
     return "; ".join(f"{level}: {message}" for level, message, _ in found)
 
 
@@ -119,7 +119,12 @@ def test_spent_is_the_share_of_the_fee_also_after_the_end() -> None:
     [
         ({}, {}, ""),
         ({"status": "Scheduled"}, {}, ""),
-        ({"status": "Expired"}, {}, "error: autumn is Expired, and takes no jobs"),
+        ({"status": "Expired"}, {}, "error: autumn is Expired, and accepts no jobs"),
+        (
+            {},
+            {"region": "us-west-2"},
+            "error: autumn is in us-east-1, the run in us-west-2",
+        ),
         ({"instance_type": "ml.p5e.48xlarge"}, {}, "error: autumn reserves ml.p5e.48xlarge"),
         (
             {"instances": 2},
@@ -137,6 +142,18 @@ def test_a_plan_that_does_not_fit_the_run(
     changes: dict[str, Any], run: dict[str, Any], expected: str
 ) -> None:
     assert problems(plan(**changes), **run) == expected
+
+
+def test_a_plan_without_a_fee_in_dollars_has_no_price(server: Aws) -> None:
+    """Also after another plan of the type had one."""
+    session, run = open_session(None, "us-east-1"), config(cluster=CLUSTER, stages=[stage()])
+    plan_of(session, run)
+    server.responses["DescribeTrainingPlan"] = lambda body: described_plan(body, CurrencyCode="EUR")
+    plan_of(session, run)
+    price = price_table().price(TYPE, "us-east-1", TRAINING_PLAN)
+    assert price.usd_per_instance_hour is None
+    elsewhere = price_table().price(TYPE, "us-west-2", TRAINING_PLAN)
+    assert elsewhere.usd_per_instance_hour is None
 
 
 def test_two_periods_count_without_the_time_between() -> None:
@@ -216,4 +233,4 @@ def test_plans_prints_what_is_for_sale_and_buys_nothing(
         {"TrainingPlanOfferings": []},
     )
     none = cli(*arguments, network="loopback", env=server.environment)
-    assert "No plan is for sale" in none.stdout
+    assert "No offering" in none.stdout

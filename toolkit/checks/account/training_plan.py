@@ -20,7 +20,7 @@ _WHERE = "cluster.training_plan"
 
 
 def training_plan_findings(
-    config: RunConfig, session: boto3.Session, needed: float | None
+    config: RunConfig, session: boto3.Session, region: str, needed: float | None
 ) -> Iterator[Finding]:
     """Describe the plan, and check it against the run, which takes ``needed`` seconds."""
     now = datetime.now(UTC)
@@ -32,7 +32,7 @@ def training_plan_findings(
         return
     if plan is None:
         return
-    problems = list(plan_problems(plan, config, needed, now))
+    problems = list(plan_problems(plan, config, region, needed, now))
     for level, message, fix in problems:
         if level == "error":
             yield TRAINING_PLAN.found("error", _WHERE, message, fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +96,7 @@ class LocalFolderRun(PlacedRun):
         return self.folder.start_command
 
     def diagnose_command(self, job: RunJob) -> str:
-        return f"sm-train diagnose {job.name}"
+        return f"sm-train diagnose {shlex.quote(job.name)}"
 
     # ------------------------------------------------------------------ state
 
@@ -123,6 +124,8 @@ class LocalFolderRun(PlacedRun):
         if not is_live:
             ended = "Failed" if has_failure_file(folder) else "Stopped"
             status = ended if finished is None else "Completed"
+        bundle = folder / "bundle"  # is absent for a moment when the stage starts again
+        begin = _time(bundle if bundle.exists() else folder / LOG_NAME)
         return RunJob(
             str(folder),
             self.folder.path.name,
@@ -130,12 +133,12 @@ class LocalFolderRun(PlacedRun):
             status,
             platform=LOCAL,
             region=self.region,
-            created=_time(folder / "bundle"),
+            created=begin,
             instances=("this machine", 1),
             nodes=tuple(sorted(path.name for path in folder.glob("nodes/*"))),
             checkpoint_uri=str(folder / "checkpoints"),
             secondary_status="Training" if is_live else status,
-            started=_time(folder / "bundle"),
+            started=begin,
             ended=None if is_live else _time(folder / LOG_NAME),
             reported_seconds=0.0,
             finished_step=finished,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,7 +72,7 @@ def _as_given(run: SageMakerRun, options: dict[str, Any]) -> SageMakerRun:
     if run.region != default:
         given += f" --region {run.region}"
     if profile is not None and profile != default_profile():
-        given += f" --profile {profile}"
+        given += f" --profile {shlex.quote(profile)}"
     return replace(run, profile=profile, given=given)
 
 

@@ -124,7 +124,9 @@ class SageMakerRun(PlacedRun):
         return f"sm-train{self.given} resume {self.name}"
 
     def diagnose_command(self, job: RunJob) -> str:
-        option = self.given if job.region == self.region else f" --region {job.region}"
+        profile = self.given.partition(" --profile ")[2]
+        elsewhere = f" --region {job.region}" + (f" --profile {profile}" if profile else "")
+        option = self.given if job.region == self.region else elsewhere
         return f"sm-train{option} diagnose {job.name}"
 
     @property
