@@ -21,6 +21,7 @@ from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import TrainingRequest, training_request
 from sm_train.estimators.sdk.model_trainer import create_training_job
 from sm_train.toolkit.jobs.event_lines import parse_event
@@ -77,7 +78,13 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )
     session = aws_session()
-    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
+    create_training_job(
+        request,
+        bundle,
+        boto_session=session,
+        bucket="ai-bucket",
+        added=additions(config.cluster),
+    )
     [request] = aws.bodies("CreateTrainingJob")
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:
