@@ -57,8 +57,7 @@ class TrainingPlan:
     @property
     def usd_per_instance_hour(self) -> Decimal | None:
         """The fee ÷ the hours that it has bought of all instances."""
-        hours = Decimal(self.seconds) / 3600 * self.instances
-        return self.fee / hours if self.fee is not None and hours else None
+        return _hourly(self.fee, self.seconds, self.instances)
 
     def seconds_left(self, now: datetime) -> float:
         """Return the reserved seconds of an instance that are still to come."""
@@ -135,7 +134,7 @@ def described_plan(
     try:
         return plan_of(session, config), None
     except UserError as error:
-        return None, f"{error}; `sm-train iam` prints the permission that describes it"
+        return None, str(error)
 
 
 def plan_problems(
@@ -219,8 +218,8 @@ class PlanOffering:
     @property
     def usd_per_instance_hour(self) -> float | None:
         """The fee ÷ the hours of all instances."""
-        hours = self.seconds / 3600 * self.instances
-        return float(self.fee) / hours if self.fee is not None and hours else None
+        hourly = _hourly(self.fee, self.seconds, self.instances)
+        return None if hourly is None else float(hourly)
 
 
 def search_offerings(
@@ -256,6 +255,12 @@ def _offering(found: Mapping[str, Any]) -> PlanOffering:
         _seconds(found),
         _fee(found),
     )
+
+
+def _hourly(fee: Decimal | None, seconds: float, instances: int) -> Decimal | None:
+    """Return the dollars of an instance-hour of ``seconds`` on all instances, bought for a fee."""
+    hours = Decimal(seconds) / 3600 * instances
+    return fee / hours if fee is not None and hours else None
 
 
 def _seconds(found: Mapping[str, Any]) -> float:

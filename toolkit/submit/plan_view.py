@@ -207,7 +207,8 @@ def _patch_rows(cluster: ClusterSection) -> list[tuple[str, str]]:
 def plan_rows(plan: TrainingPlan | None, unknown: str | None) -> list[tuple[str, str]]:
     """Return a row that describes the training plan, or says why it is ``unknown``."""
     if unknown is not None:
-        return [("reserved", f"the training plan is unknown: {unknown}")]
+        fix = "`sm-train iam` prints the permission that describes it"
+        return [("reserved", f"the training plan is unknown: {unknown}; {fix}")]
     return [] if plan is None else [("reserved", plan.describe(datetime.now(UTC)))]
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.training_plans import plan_of, plan_problems
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.costing.training_plans import described_plan, plan_problems
 
 if TYPE_CHECKING:
     import boto3
@@ -24,12 +23,10 @@ def training_plan_findings(
 ) -> Iterator[Finding]:
     """Describe the plan, and check it against the run, which takes ``needed`` seconds."""
     now = datetime.now(UTC)
-    try:
-        plan = plan_of(session, config)
-    except UserError as error:
+    plan, unknown = described_plan(session, config)
+    if unknown is not None:
         fix = "allow sagemaker:DescribeTrainingPlan (`sm-train iam`), and check the ARN"
-        yield TRAINING_PLAN.found("warning", _WHERE, f"unchecked: {error}", fix)
-        return
+        yield TRAINING_PLAN.found("warning", _WHERE, f"unchecked: {unknown}", fix)
     if plan is None:
         return
     problems = list(plan_problems(plan, config, region, needed, now))

@@ -169,7 +169,7 @@ class ClusterRun(PlacedRun):
 
     def attempt_streams(self, job: RunJob) -> list[list[LogStream]]:
         jobs = self._attempts(job.stage, self.now(), with_stop=False)
-        number = next((index for index, each in enumerate(jobs) if each.name == job.name), -1)
+        number = [each.name for each in jobs].index(job.name)
         return [
             cluster_logs.log_streams(self._reader(each), self.root, each.starts)
             + cluster_logs.platform_streams(each)

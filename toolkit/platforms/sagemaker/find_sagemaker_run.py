@@ -64,16 +64,17 @@ ADAPTER = _SageMaker()
 
 def _as_given(run: SageMakerRun, options: dict[str, Any]) -> SageMakerRun:
     """Return the run with the options that find it without its file."""
-    profile, given = options["profile"], ""
+    profile, region_option, profile_option = options["profile"], "", ""
     try:
         default = resolve_region(None, None, profile)
     except UserError:
         default = None
     if run.region != default:
-        given += f" --region {run.region}"
+        region_option = f" --region {run.region}"
     if profile is not None and profile != default_profile():
-        given += f" --profile {shlex.quote(profile)}"
-    return replace(run, profile=profile, given=given)
+        profile_option = f" --profile {shlex.quote(profile)}"
+    given = f"{region_option}{profile_option}"
+    return replace(run, profile=profile, given=given, given_profile=profile_option)
 
 
 def _run_of_name(session: boto3.Session, target: str) -> SageMakerRun:

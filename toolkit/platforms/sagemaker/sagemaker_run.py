@@ -81,6 +81,8 @@ class SageMakerRun(PlacedRun):
     """Its jobs when it was found."""
     profile: str | None = None
     """The profile of the session."""
+    given_profile: str = ""
+    """The part of ``given`` that names the profile."""
 
     watcher: ClassVar[str] = "sm_train.toolkit.platforms.sagemaker.sagemaker_watch"
     starts_jobs: ClassVar[bool] = True
@@ -124,8 +126,7 @@ class SageMakerRun(PlacedRun):
         return f"sm-train{self.given} resume {self.name}"
 
     def diagnose_command(self, job: RunJob) -> str:
-        profile = self.given.partition(" --profile ")[2]
-        elsewhere = f" --region {job.region}" + (f" --profile {profile}" if profile else "")
+        elsewhere = f" --region {job.region}{self.given_profile}"
         option = self.given if job.region == self.region else elsewhere
         return f"sm-train{option} diagnose {job.name}"
 
