@@ -18,6 +18,18 @@ ROWS = [
     if line.startswith("| ") and not line.startswith("| statement ")
 ]
 
+GUARANTEES = [
+    (guarantee, cell)
+    for line in (ROOT / "docs" / "platform.md")
+    .read_text()
+    .partition("## Guarantees by platform")[2]
+    .partition("\n## ")[0]
+    .splitlines()
+    if line.startswith("| ") and not line.startswith("| guarantee ")
+    for guarantee, *cells in [[each.strip() for each in line.strip("|").split("|")]]
+    for cell in cells
+]
+
 PLATFORM = re.compile(
     r"\b(SageMaker|AWS|S3|CloudWatch|FastFile|Lambda|IAM|EFA|SMDDP|SIGTERM|spot)\b"
 )
@@ -53,12 +65,26 @@ README_STATEMENTS = {
 def test_statement_is_proven_or_left_to_aws(statement: str, proof: str, question: str) -> None:
     assert (proof, question) != (NONE, NONE)
     if proof != NONE:
-        path, _, name = proof.partition("::")
-        tree = ast.parse((ROOT / path).read_text())
-        tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in tests, f"{path} has no {name}"
+        assert_exists(proof)
     for code in re.findall(r"canary `([^`]+)`", question):
         assert code in get_args(FactCode)
+
+
+def assert_exists(test: str) -> None:
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text())
+    tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert name in tests, f"{path} has no {name}"
+
+
+def test_each_guarantee_has_a_test_on_each_platform_or_a_reason() -> None:
+    assert len(GUARANTEES) % 4 == 0
+    assert len(GUARANTEES) >= 4 * 12
+    for guarantee, cell in GUARANTEES:
+        if not cell.startswith(f"{NONE} "):
+            assert_exists(cell)
+        else:
+            assert len(cell.removeprefix(f"{NONE} ")) > 10, guarantee
 
 
 def test_readme_states_nothing_about_the_platform_that_is_not_covered() -> None:

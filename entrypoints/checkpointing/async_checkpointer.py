@@ -104,6 +104,10 @@ class AsyncCheckpointer:
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=lower_priority)
         self._pending: _PendingCheckpoint | None = None
         self._committed: int | None = None
+        self.failures = 0
+        """Checkpoints that were abandoned since the newest complete one."""
+        self.failure: str | None = None
+        """The reason of the last of them."""
 
     def save_async(
         self,
@@ -208,6 +212,7 @@ class AsyncCheckpointer:
             self._abandon(pending, failures[0])
             return
         self._committed = pending.step
+        self.failures, self.failure = 0, None
         self.stored.committed(pending.step, [uploads for _, uploads in gathered])
         if self.rank.rank == 0:
             self._log(pending, sum(file.bytes for file in all_files))
@@ -235,6 +240,7 @@ class AsyncCheckpointer:
         )
 
     def _abandon(self, pending: _PendingCheckpoint, failure: str) -> None:
+        self.failures, self.failure = self.failures + 1, failure
         if self.rank.local_main:
             checkpoint_files.remove(pending.folder)
         if self.rank.rank == 0:

@@ -75,6 +75,10 @@ def is_shard_file(name: str) -> bool:
     return name.startswith(_SHARD_PREFIX) and name.endswith(_SHARD_SUFFIX)
 
 
+class LastCheckpointError(RuntimeError):
+    """A training that was stopped could not save its last checkpoint; the message is one line."""
+
+
 class MarkerError(ValueError):
     """The marker is damaged or of another format; the message is one line."""
 

@@ -28,9 +28,16 @@ LAUNCHER_VARIABLE = "SM_TRAIN_LAUNCHER"
 MACHINE_VARIABLE = "SM_TRAIN_MACHINE"
 """Environment variable with the name of the machine under a pod: Kubernetes' name of its node."""
 
+JOB_VARIABLE = "SM_TRAIN_JOB_ID"
+"""Environment variable with the number of a pod's job, which a pod that starts again keeps."""
+
 FAILED_AFTER_PROGRESS = 75
 """Exit code of a node whose job failed after it stored a checkpoint: EX_TEMPFAIL of sysexits.h.
 A manifest does not count the restart after it."""
+
+NOT_SAVED = 74
+"""Exit code of a node whose last checkpoint could not be written or stored: EX_IOERR of sysexits.h.
+A manifest lets no platform start it again, which would only repeat that."""
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a node that SIGTERM has stopped, after its checkpoint: a platform starts it again,
@@ -38,6 +45,9 @@ while with 0 it would take the stage for finished."""
 
 RECORDS = "job-records"
 """Folder in a stage's checkpoint folder of what its nodes store about themselves."""
+
+FLAGGED = f"{RECORDS}/flagged-nodes"
+"""File in a stage's checkpoint folder with the machines that the doctor found unfit, one a line."""
 
 Platform = Literal["sagemaker", "kubernetes", "slurm"]
 """What runs a job, and starts it again."""
@@ -107,6 +117,11 @@ def machine_name() -> str | None:
     or Slurm, None elsewhere.
     """
     return os.environ.get(MACHINE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
+
+
+def job_number() -> str | None:
+    """Return the platform's number of this job; None where the platform tells its nodes none."""
+    return os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID")
 
 
 def current_platform() -> Platform | None:

@@ -18,7 +18,7 @@ from sm_train.entrypoints.doctor.findings import ClusterFinding
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 
 FOLDER = "doctor"
-VERSION = 1
+VERSION = 2
 MAX_RESULTS = 50
 """Number of newest results that are read."""
 
@@ -90,12 +90,32 @@ def flagged_nodes(
 ) -> list[dict[str, Any]]:
     """Return the faulty nodes that a result records, with the instance id where it is known."""
     instance_ids = {rank.node: rank.instance_id for rank in cluster.ranks}
-    faults = sorted({(node, finding.code) for finding in findings for node in finding.nodes})
+    faults = sorted(
+        {(node, finding.code, finding.level) for finding in findings for node in finding.nodes}
+    )
     return [
-        {"node": cluster.name(node), "instance_id": instance_ids.get(node), "code": code}
-        for node, code in faults
+        {
+            "node": cluster.name(node),
+            "instance_id": instance_ids.get(node),
+            "code": code,
+            "level": level,
+        }
+        for node, code, level in faults
         if code != SEEN_BEFORE
     ]
+
+
+def unfit_nodes(documents: Sequence[dict[str, Any]], since: str) -> list[str]:
+    """Return the nodes that results since a time (of :func:`timestamp`) found unfit, by name."""
+    return sorted(
+        {
+            node["node"]
+            for document in documents
+            if str(document["time"]) >= since
+            for node in document["flagged_nodes"]
+            if node["level"] == "fail"
+        }
+    )
 
 
 def compare(

@@ -85,6 +85,12 @@ class AlertFormatter:
             resolved=resolved,
         )
 
+    def not_saved(self, symptom: str, *, resolved: bool = False) -> Alert:
+        """Return the alert for checkpoints that cannot be written, or that resolves it."""
+        title = "checkpoints are written again" if resolved else "checkpoints cannot be written"
+        command = None if resolved else _command("status", self.config.run)
+        return self._alert("saves", title, symptom, command=command, resolved=resolved)
+
     def ended(self, step: int | None) -> Alert:
         """Return the alert for a job that finished or was stopped; ``step`` is None if unknown."""
         where = "at an unknown step" if step is None else f"at step {step}"

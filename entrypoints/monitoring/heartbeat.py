@@ -76,12 +76,14 @@ nvidia-resiliency-ext's training-iteration detection leaves out as many iteratio
 #   10     start of a compilation, monotonic ns; 0 if nothing is being compiled: one word
 #   11..15 record of busy times: steps with a known one, nanoseconds of busy time, and of waits for
 #          a CPU in it, checksum, steps. A reader sees one complete record or none.
-#   16..   nanoseconds spent in each row (_ROWS,): each word is right when it is read, and may lack
+#   16     checkpoints that could not be written since the newest complete one: one word
+#   17..   nanoseconds spent in each row (_ROWS,): each word is right when it is read, and may lack
 #          the latest phase
 #   then   duration histograms (_ROWS, BUCKETS): the same
 # A row is a phase; one more row holds whole optimizer steps.
 _BEAT_FIELDS, _BUSY_FIELDS = 3, 2
-_BEAT, _PID, _RANK, _LOCAL_RANK, _EXIT_STATE, _COMPILING, _BUSY, _TOTALS = 0, 6, 7, 8, 9, 10, 11, 16
+_BEAT, _PID, _RANK, _LOCAL_RANK, _EXIT_STATE, _COMPILING, _BUSY = 0, 6, 7, 8, 9, 10, 11
+_FAILED_SAVES, _TOTALS = 16, 17
 _ROWS = len(Phase) + 1
 _WHOLE_STEP_ROW = len(Phase)
 _WORD_BYTES = 8
@@ -228,6 +230,7 @@ class HeartbeatSample:
 
     ``sequence`` counts the phases that it has entered; ``since`` is when it entered this one
     (monotonic seconds). ``compiling`` is whether it compiles layers of the network.
+    ``failed_saves`` are the checkpoints that could not be written since the newest complete one.
     """
 
     rank: int
@@ -239,6 +242,7 @@ class HeartbeatSample:
     since: float
     exit_state: ExitState
     compiling: bool = False
+    failed_saves: int = 0
 
     @property
     def activity(self) -> str:
@@ -329,6 +333,10 @@ class HeartbeatWriter:
         self._compiled += self._clock() - self._words[_COMPILING]
         self._words[_COMPILING] = 0
 
+    def report_failed_saves(self, count: int) -> None:
+        """Report how many checkpoints could not be written since the newest complete one."""
+        self._words[_FAILED_SAVES] = count
+
     def end(self, exit_state: ExitState) -> None:
         """Report how this process ends."""
         self._words[_EXIT_STATE] = exit_state
@@ -369,6 +377,7 @@ class HeartbeatReader:
             since=since / 1e9,
             exit_state=self.exit_state,
             compiling=bool(self._words[_COMPILING]),
+            failed_saves=self._words[_FAILED_SAVES],
         )
 
     def durations(self, phase: Phase) -> DurationHistogram:

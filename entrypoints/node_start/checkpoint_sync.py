@@ -74,8 +74,8 @@ class CheckpointUploads:
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self) -> bool:
-        """Upload what remains; returns whether S3 has everything."""
+    def finish(self) -> list[str]:
+        """Upload what remains; returns what S3 lacks at last."""
         self._ending.set()
         self._thread.join()
         deadline = time.monotonic() + self._last_upload_seconds
@@ -85,13 +85,13 @@ class CheckpointUploads:
             except Exception as error:
                 remaining = [f"{type(error).__name__}: {error}"]
             if not remaining:
-                return True
+                return []
             if time.monotonic() > deadline:
                 self._warn(
                     f"not uploaded to {self._store.uri}: {', '.join(remaining)}; the checkpoint "
                     "before it counts"
                 )
-                return False
+                return remaining
             time.sleep(min(1.0, self._poll_seconds))
 
     def _run(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from sm_train.entrypoints.common.node_description import NOT_SAVED
 from sm_train.entrypoints.job_records.node_record import (
     MISSING_SECONDS,
     NodeRecord,
@@ -33,6 +34,20 @@ def stop_of_queued_job(storage: Storage, record: NodeRecord) -> StopRequest | No
     if request is None or request.job_id is None or request.job_id != record.job_id:
         return None
     return request
+
+
+def has_lost_its_save(storage: Storage, record: NodeRecord) -> bool:
+    """Return whether this job could not save its last checkpoint before it was started again.
+
+    Not every platform lets a job end by its exit code.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    return record.job_id is not None and any(
+        node.record.job_id == record.job_id and node.record.exit_code == NOT_SAVED
+        for node in read_nodes(storage)
+    )
 
 
 def wait_for_other_jobs(

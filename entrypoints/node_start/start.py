@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from types import FrameType
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
+    LastCheckpointError,
     MarkerError,
     checkpoint_folders,
     checkpoint_series,
@@ -35,15 +37,20 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.entrypoints.common.job_config import JOB_FILE, RUN_FILE
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
+    FLAGGED,
     LAUNCHER_VARIABLE,
     NODE_VARIABLE,
+    NOT_SAVED,
     STOPPED,
     TORCHRUN,
     NodeDescription,
+    job_number,
     machine_name,
 )
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
+from sm_train.entrypoints.doctor.doctor_history import FOLDER as DOCTOR_FOLDER
+from sm_train.entrypoints.doctor.doctor_history import read_results, timestamp, unfit_nodes
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest
 from sm_train.entrypoints.job_records.node_recorder import NodeRecorder, recorded_output
 from sm_train.entrypoints.node_start.channels import ChannelError
@@ -62,10 +69,14 @@ from sm_train.entrypoints.node_start.prepare import (
     describe_cluster,
     launch_environment,
 )
-from sm_train.entrypoints.node_start.single_job import stop_of_queued_job, wait_for_other_jobs
+from sm_train.entrypoints.node_start.single_job import (
+    has_lost_its_save,
+    stop_of_queued_job,
+    wait_for_other_jobs,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
-from sm_train.entrypoints.shared_work.storage import LocalFolder, open_storage
+from sm_train.entrypoints.shared_work.storage import LocalFolder, open_storage, write_file
 
 _LAUNCHER = "sm_train.entrypoints.launch"
 _BUNDLE = Path(__file__).parents[3]
@@ -94,6 +105,9 @@ def main() -> int:
         raise
     finally:
         recorder.finish(code)
+    if code == 0 and not paths.stop_request.exists() and description.platform == "slurm":
+        # The next attempt would use it; this stage has none. Pods take their disks with them.
+        shutil.rmtree(paths.base, ignore_errors=True)
     return code
 
 
@@ -105,14 +119,15 @@ def _run_node(
     recorder: NodeRecorder,
 ) -> int:
     """Prepare the node, run the launcher, and return the exit code."""
-    started = time.monotonic()
+    started, since = time.monotonic(), timestamp()
     try:
         _log(
             f"node {place.node_rank} of {len(place.hosts)} ({place.current_host}; {place.source}), "
             f"first node {place.master_addr}:{place.master_port}"
         )
+        if not _has_its_turn(description, recorder.record, stop):
+            return NOT_SAVED
         create_folders(description, paths)
-        _wait_for_turn(description, recorder.record, stop)
         if stop.by_request:
             return 0
         install_job_packages(_BUNDLE)
@@ -122,7 +137,7 @@ def _run_node(
             describe_cluster(description, paths, place)
         for line in lines:
             _log(line)
-        with _checkpoints(description, paths):
+        with _checkpoints(description, paths) as unstored:
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             step = _stored_step(description, paths)
@@ -136,6 +151,13 @@ def _run_node(
     ) as error:
         _log(f"error: {error}")
         return 1
+    # After a failure, files of other nodes may be missing for that reason.
+    if (code == 0 and unstored) or _last_save_failed(paths):
+        _log(
+            "error: the last checkpoint is not stored; the reason is above. Nothing starts this "
+            "job again: cure that first"
+        )
+        return NOT_SAVED
     if code == 0 and stop.by_request:
         # With 0 the platform does not start the job again.
         _log("stopped as requested; the platform's command to resume continues at the checkpoint")
@@ -143,6 +165,8 @@ def _run_node(
     if code == 0 and paths.stop_request.exists():
         _log("stopped before the last step; the same command resumes from the checkpoint")
         return STOPPED
+    if code and place.node_rank == 0:
+        _keep_flagged_nodes(description, paths, since)
     if code:
         newest = _stored_step(description, paths)
         if newest is not None and newest > (step or 0):
@@ -151,24 +175,60 @@ def _run_node(
     return code
 
 
-def _wait_for_turn(description: NodeDescription, record: NodeRecord, stop: _Stop) -> None:
+def _keep_flagged_nodes(description: NodeDescription, paths: SageMakerPaths, since: str) -> None:
+    """Keep the names of nodes that the doctor of this attempt found unfit, for the next start.
+
+    Slurm's batch script excludes them; elsewhere an administrator can.
+    """
+    unfit = unfit_nodes(read_results([paths.checkpoints / DOCTOR_FOLDER]), since)
+    if not unfit:
+        return
+    storage, known = open_storage(description.checkpoints, S3Access()), list[str]()
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            known = storage.read(FLAGGED).decode().split()
+        names = sorted({*known, *unfit})
+        write_file(storage, FLAGGED, "".join(f"{name}\n" for name in names).encode())
+    except OSError as error:
+        _warn(f"the nodes that the doctor found unfit are not stored: {error}")
+        return
+    _log(f"the doctor found {', '.join(unfit)} unfit: see {storage.address(FLAGGED)}")
+
+
+def _last_save_failed(paths: SageMakerPaths) -> bool:
+    """Return whether the training failed because it could not save its last checkpoint."""
+    with contextlib.suppress(OSError):
+        reason = paths.failure.read_text(errors="replace").partition("\n")[0]
+        return LastCheckpointError.__name__ in reason
+    return False
+
+
+def _has_its_turn(description: NodeDescription, record: NodeRecord, stop: _Stop) -> bool:
     """Wait until no other job trains the stage, unless this one was stopped in the queue.
 
-    Training does not depend on records: without them there is a warning.
+    Training does not depend on records: without them there is a warning. Returns False if this job
+    has lost its last checkpoint before, and was started again all the same.
 
     Raises:
         PreparationError: another job trains the stage.
     """
     if record.job_id is None:
-        return
+        return True
     storage = open_storage(description.checkpoints, S3Access())
     try:
         if request := stop_of_queued_job(storage, record):
             stop.on_request(request)
-            return
-        wait_for_other_jobs(storage, record, _log)
+        elif has_lost_its_save(storage, record):
+            _log(
+                "error: this job could not store its last checkpoint before; cure that, then start "
+                "another job"
+            )
+            return False
+        else:
+            wait_for_other_jobs(storage, record, _log)
     except OSError as error:
         _warn(f"whether another job trains this stage is unknown: {error}")
+    return True
 
 
 class _Stop:
@@ -184,8 +244,11 @@ class _Stop:
 
     def on_request(self, request: StopRequest) -> None:
         """Ask the ranks to stop, as ``request`` in the storage demands."""
-        _log(f"{request.by} asks for a stop")
+        if self.by_request:
+            return
         self.by_request = True
+        _log(f"{request.by} asks for a stop")
+        self._request.parent.mkdir(parents=True, exist_ok=True)
         self._request.touch()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
@@ -210,7 +273,7 @@ def _recorder(description: NodeDescription, place: ClusterPlace, stop: _Stop) ->
         started=now,
         seen=now,
         commands=description.commands,
-        job_id=os.environ.get("SLURM_JOB_ID") if description.platform == "slurm" else None,
+        job_id=job_number(),
     )
     storage = open_storage(description.checkpoints, S3Access())
     recorder = NodeRecorder(storage, record, on_stop=stop.on_request, warn=_warn)
@@ -229,10 +292,14 @@ def _place(description: NodeDescription) -> ClusterPlace:
 
 
 @contextlib.contextmanager
-def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[None]:
-    """Restore the node's checkpoint folder, and upload from it until the launcher has ended."""
+def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[list[str]]:
+    """Restore the node's checkpoint folder, and upload from it until the launcher has ended.
+
+    The list that it yields then holds what could not be uploaded of what the launcher left.
+    """
+    unstored: list[str] = []
     if not description.syncs_checkpoints:
-        yield
+        yield unstored
         return
     store = PrefixFiles(f"{description.checkpoints.rstrip('/')}/")
     restored = restore(store, paths.checkpoints, _warn)
@@ -245,9 +312,9 @@ def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterato
     uploads = CheckpointUploads(store, paths.checkpoints, _warn)
     uploads.start()
     try:
-        yield
+        yield unstored
     finally:
-        uploads.finish()
+        unstored += uploads.finish()
 
 
 def _require_own_checkpoints(description: NodeDescription, paths: SageMakerPaths) -> None:

@@ -145,6 +145,7 @@ class Checkpointer:
         self._writer.save_async(step, shards(tensors), {}, self._files(states))
         self._writer.wait()
         self._writer.commit()
+        self._process.observer.loop.report_failed_saves(self._writer.failures)
         self._process.observer.loop.enter(Phase.SCRIPT)
 
     def _files(self, states: Mapping[str, ObjectState]) -> dict[str, Callable[[Path], None]]:

@@ -44,6 +44,10 @@ class LoopHeartbeat:
             if not self.active:
                 self._writer.enter(Phase.SCRIPT, 0)
 
+    def report_failed_saves(self, count: int) -> None:
+        """Report how many checkpoints could not be written since the newest complete one."""
+        self._writer.report_failed_saves(count)
+
     def enter(self, phase: Phase) -> None:
         """Enter ``phase`` (again) at the present step."""
         self.phase = phase

@@ -262,6 +262,7 @@ class Trainer:
                         # Before the checkpoint: what it has seen must be known.
                         self.record.save_replacements(state.step)
                     self.checkpoints.start(self.loader.state_bytes())
+                heartbeat.report_failed_saves(self.checkpoints.failures)
             if evaluating:
                 self.evaluator.run(stop, partial(heartbeat.enter, step=state.step))
                 # The next interval must not include the evaluation's time.
@@ -277,6 +278,9 @@ class Trainer:
                 next_check = following if checking else min(next_check, following)
         heartbeat.enter(Phase.FINISH, state.step)
         self.checkpoints.finish()
+        heartbeat.report_failed_saves(self.checkpoints.failures)
+        if reason == "sigterm":
+            self.checkpoints.require_last()
         seconds = time.monotonic() - started
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return TrainResult(reason, state.step - first_step, seconds, peak)
@@ -356,6 +360,7 @@ class Trainer:
             heartbeat.enter(Phase.CHECKPOINT, self.state.step)
             with window.checkpoint():
                 self.checkpoints.commit()
+            heartbeat.report_failed_saves(self.checkpoints.failures)
         return bool(stops)
 
     def log_end(self, result: TrainResult) -> None:

@@ -12,7 +12,12 @@ from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpoin
 from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
+from sm_train.entrypoints.common.checkpoint_layout import (
+    PROGRESS_FILE,
+    SAMPLER_FILE,
+    SETTINGS_FILE,
+    LastCheckpointError,
+)
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.node_description import uploads_checkpoints
@@ -108,6 +113,22 @@ class TrainingCheckpoints:
     def commit(self) -> None:
         """Complete the pending checkpoint, which all ranks have written."""
         self._writer.commit()
+
+    @property
+    def failures(self) -> int:
+        """The number of checkpoints that could not be written since the newest complete one."""
+        return self._writer.failures
+
+    def require_last(self) -> None:
+        """Refuse to end as stopped if the last checkpoint could not be written.
+
+        Raises:
+            LastCheckpointError: it could not.
+        """
+        if self._writer.failures:
+            raise LastCheckpointError(
+                f"stopped without a checkpoint of step {self._state.step}: {self._writer.failure}"
+            )
 
     def check_share_of_skipped(self, metrics: MetricsLogger) -> None:
         """End a training that skips too many of its latest steps, though not in succession.

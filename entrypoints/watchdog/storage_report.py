@@ -1,8 +1,9 @@
-"""Reports that a node's checkpoints do not reach storage: they would be lost with the node."""
+"""Reports that checkpoints cannot be written, or do not reach storage: what would be lost."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,42 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import REPEAT_SECONDS
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatSample
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 from sm_train.entrypoints.uploads.lag import MAX_LAG_SECONDS, is_behind
 from sm_train.entrypoints.uploads.notes import UploadedSteps, read_uploads
 
 STORAGE_CHECK_SECONDS = 30.0
+FAILED_SAVES = 3
+"""Number of checkpoints in a row that cannot be written after which an alert is sent."""
+
 _REPORTED_SAVES = 3
 _DISK_TIMEOUT = 5.0
+
+
+class FailedSavesReport:
+    """Sends an alert when checkpoints cannot be written again and again, and when they can."""
+
+    def __init__(self, dispatcher: AlertDispatcher, formatter: AlertFormatter) -> None:
+        self._dispatcher, self._formatter = dispatcher, formatter
+        self._is_open = False
+
+    def check(self, samples: Sequence[HeartbeatSample]) -> None:
+        """Compare the heartbeats of a node's processes with the limit."""
+        failed = max((sample.failed_saves for sample in samples), default=0)
+        step = max((sample.step for sample in samples), default=0)
+        if failed >= FAILED_SAVES:
+            self._is_open = True
+            symptom = (
+                f"{failed} checkpoints in a row could not be written, at step {step:,}; training "
+                "continues, and what it does is lost with the job; the log has the reason "
+                "(checkpoint-failed)"
+            )
+            self._dispatcher.send(self._formatter.not_saved(symptom))
+        elif failed == 0 and self._is_open:
+            self._is_open = False
+            symptom = f"a checkpoint is complete, at step {step:,}"
+            self._dispatcher.send(self._formatter.not_saved(symptom, resolved=True))
 
 
 class StorageReport:

@@ -33,7 +33,11 @@ from sm_train.entrypoints.watchdog.exit_watcher import ExitWatcher
 from sm_train.entrypoints.watchdog.failure_watch import FailureWatch
 from sm_train.entrypoints.watchdog.local_ranks import LocalRanks, NodeInfo
 from sm_train.entrypoints.watchdog.stall_watch import LAST_ALERT_TIMEOUT, StallWatch
-from sm_train.entrypoints.watchdog.storage_report import STORAGE_CHECK_SECONDS, StorageReport
+from sm_train.entrypoints.watchdog.storage_report import (
+    STORAGE_CHECK_SECONDS,
+    FailedSavesReport,
+    StorageReport,
+)
 from sm_train.entrypoints.watchdog.straggler_report import StragglerReport
 from sm_train.entrypoints.watchdog.watched_node import DISK_TIMEOUT, WatchedNode
 
@@ -79,6 +83,7 @@ class Watchdog:
                 dispatcher=dispatcher,
                 formatter=formatter,
             )
+        self._saves = FailedSavesReport(dispatcher, formatter)
         self._stragglers = StragglerReport(events, dispatcher, formatter)
         self._report = NodeReport(events, info.node)
         max_gap = max(5.0, 5 * poll_seconds(config))
@@ -113,6 +118,8 @@ class Watchdog:
         if samples:
             self._compare_ranks(samples, now)
             self._stalls.check(samples, overdue, now)
+            if self._node.is_reporter:
+                self._saves.check(samples)
         if self._storage is not None and self._is_due("storage", now, STORAGE_CHECK_SECONDS):
             self._storage.check(now)
         if samples and self._is_due("heartbeat", now, heartbeat.interval):

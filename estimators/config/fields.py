@@ -123,7 +123,9 @@ MLFLOW_PATTERN = (
     r"^(https?://[^\s]+"
     r"|arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(?:tracking-server|app)/[A-Za-z0-9-]+)$"
 )
-SCHEDULE_PATTERN = r"^[0-9*,/-]+( [0-9A-Za-z*,/-]+){4}$"
+SCHEDULE_PATTERN = (
+    r"^([0-9*,/-]+( [0-9A-Za-z*,/-]+){4}|@(yearly|annually|monthly|weekly|daily|midnight|hourly))$"
+)
 SLURM_NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
 MODULE_PATTERN = r"^[a-zA-Z0-9_./+-]+$"
 
@@ -173,7 +175,7 @@ _PATTERN_MESSAGES = {
     SERVER_PATTERN: "must be an https:// address",
     MLFLOW_PATTERN: "must be an https:// address, or the ARN of a tracking server or MLflow app",
     SLURM_NAME_PATTERN: "must be the long name of an option of sbatch, such as partition",
-    SCHEDULE_PATTERN: "must be a schedule of cron with five fields, such as */2 * * * *",
+    SCHEDULE_PATTERN: "must be a schedule of cron, such as */2 * * * * or @hourly",
     MODULE_PATTERN: "must be the name of a module, such as cuda/12.8",
     _SHELL_PATH: "must be a path of letters, digits and _ . / -",
     _ENTRY: "must be the path of a Python file below code, such as train.py",

@@ -329,6 +329,19 @@ class SlurmSection(Section):
         "gres: 'gpu:h100:8', exclusive: false}. false leaves out one that the script has. Without "
         "exclusive, a job needs mem and cpus-per-task.",
     )
+    max_restarts: NonNegativeInt = Field(
+        default=3,
+        description="How often a job is started again without a new checkpoint since its last "
+        "start: after a preemption, the loss of a node, a time limit or a flagged node. Restarts "
+        "after a new checkpoint are not counted, and an error of the program ends the job.",
+    )
+    watch_schedule: CronSchedule | None = Field(
+        default="*/10 * * * *",
+        description="Schedule of the entry in Slurm's crontab (scrontab) that watches the run from "
+        "outside of its nodes: it alerts when their heartbeats cease, and stops the run at its "
+        "budget. `manifest` prints the command that adds it if `alerts` or `budget` is set. None "
+        "prints none.",
+    )
     modules: list[Annotated[str, Field(pattern=MODULE_PATTERN, max_length=128)]] = Field(
         default_factory=list, max_length=20, description="Environment modules to load."
     )

@@ -13,6 +13,7 @@ from typing import Any
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
     HYPERPODRUN,
+    JOB_VARIABLE,
     STOPPED,
     TORCHRUN,
 )
@@ -57,6 +58,13 @@ _UNCOUNTED = {
     "onJobFailureReasons": ["PodFailurePolicy"],
 }
 """Starts such a job again without counting it (JobSet documentation, failure policy)."""
+
+_JOB_NUMBER = {
+    "name": JOB_VARIABLE,
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
+}
+"""The id of the JobSet, which labels its pods with it (JobSet documentation, labels): pods that
+start again keep it, and a job that somebody starts again has another."""
 
 _KEPT_PODS = "Running"
 """The pods that an operator deletes at the end; `diagnose` and `review` read the others' logs."""
@@ -112,7 +120,7 @@ def trainjob(job: StageJob) -> list[Object]:
                 "numNodes": job.nodes,
                 "numProcPerNode": job.instance.accelerators,
                 "resourcesPerNode": trainer["resources"],
-                "env": trainer["env"],
+                "env": [*trainer["env"], _JOB_NUMBER],
             },
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,8 +11,8 @@ import yaml
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, trainjob
-from sm_train.estimators.manifests.slurm import batch_script
-from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
+from sm_train.estimators.manifests.slurm import batch_script, run_folder, watch_entry
+from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job, is_watched
 from sm_train.estimators.manifests.watch_cron_job import watcher_name
 from sm_train.estimators.request.training_request import SourceBundle
 
@@ -34,7 +35,8 @@ class Manifest:
     """A manifest: its ``text``, and its ``objects``, of which a Slurm script has none.
 
     ``code_uri`` is where the cluster expects the bundle. ``commands`` are those that take the place
-    of `submit` and `resume`, and others of the platform: purpose → command line.
+    of `submit` and `resume`, and others of the platform: purpose → command line. ``queue_query`` is
+    one whose output is empty if no such job waits or runs.
     """
 
     target: Target
@@ -43,6 +45,34 @@ class Manifest:
     objects: tuple[dict[str, Any], ...]
     code_uri: str
     commands: dict[str, str]
+    queue_query: str
+
+    @property
+    def has_partitions(self) -> bool:
+        """Whether its job goes to a partition of nodes, and its nodes share a folder."""
+        return self.target == "slurm"
+
+    @property
+    def section(self) -> str:
+        """The section of the run file that describes the platform."""
+        return "slurm" if self.has_partitions else "kubernetes"
+
+    @property
+    def program(self) -> str:
+        """The program that starts the job."""
+        return "sbatch" if self.has_partitions else "kubectl"
+
+    @property
+    def title(self) -> str:
+        """The platform, in messages."""
+        return "Slurm" if self.has_partitions else "Kubernetes"
+
+    def dry_run(self, file: str) -> str:
+        """Return the command with which the scheduler checks it, and starts nothing."""
+        quoted = shlex.quote(file)
+        if self.has_partitions:
+            return f"sbatch --test-only {quoted}"
+        return f"kubectl apply --dry-run=server -f {quoted}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of ``manifest --json``."""
@@ -76,14 +106,40 @@ def build_manifest(
     """
     job = StageJob(config, stage, bundle, region, commit, take_over=take_over)
     check_job(job)
+    file = file or file_name(config, stage, target)
     if target == "slurm":
         commands = _slurm_commands(job, file)
         text = batch_script(replace(job, platform="slurm", commands=commands))
-        return Manifest(target, job.name, text, (), job.code_uri, commands)
+        query = f"squeue --noheader --me --name={job.name} --format='%i %T'"
+        return Manifest(target, job.name, text, (), job.code_uri, commands, query)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
     objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
     text = "---\n".join(_yaml(kubernetes_object) for kubernetes_object in objects)
-    return Manifest(target, job.name, text, objects, job.code_uri, commands)
+    query = f"kubectl get -n {config.kubernetes.namespace} {_RESOURCES[target]}/{job.name}"
+    query += " --ignore-not-found -o name"
+    return Manifest(target, job.name, text, objects, job.code_uri, commands, query)
+
+
+def queue_commands(run: str, stage: str, namespace: str, stop: str) -> str | None:
+    """Return the command that takes a job out of its platform's queue; None if it is unknown.
+
+    ``stop`` is the one that its nodes stored: anybody who can write there could have, so it only
+    selects among those that are made here.
+    """
+    name = f"{run}-{stage}".lower()
+    if stop == f"scancel --name={name} --signal=TERM":
+        return f"scancel --name={name} --state=PENDING"
+    for resource in _RESOURCES.values():
+        for watched in ("", f" cronjob/{name}-watch"):
+            if stop == f"kubectl delete -n {namespace} {resource}/{name}{watched}":
+                return stop
+    return None
+
+
+def file_name(config: RunConfig, stage: StageSection, target: Target) -> str:
+    """Return the name of a manifest's file, unless the user chooses one."""
+    ending = "sbatch" if target == "slurm" else "yaml"
+    return f"{config.name}-{stage.name}.{ending}".lower()
 
 
 class _Dumper(yaml.SafeDumper):
@@ -97,8 +153,8 @@ def _yaml(document: dict[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
 
 
-def _kubectl_commands(job: StageJob, resource: str, file: str | None) -> dict[str, str]:
-    source = file or f"{job.name}.yaml"
+def _kubectl_commands(job: StageJob, resource: str, file: str) -> dict[str, str]:
+    source = shlex.quote(file)
     namespaced = f"-n {job.config.kubernetes.namespace}"
     pods = f"-l app.kubernetes.io/instance={job.name}"
     watcher = watcher_name(job)
@@ -127,10 +183,11 @@ def _run_place(job: StageJob) -> str:
     return job.checkpoint_uri.rpartition("/")[0]
 
 
-def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
-    source = file or f"{job.name}.sbatch"
-    place = f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}"
+def _slurm_commands(job: StageJob, file: str) -> dict[str, str]:
+    source = shlex.quote(file)
+    place = run_folder(job)
     folder = f"{place}/logs"
+    kept = f"{place}/{job.name}.sbatch"
     log = f"{folder}/{job.name}-JOB.log"
     return {
         "start": f"mkdir -p {folder} && sbatch {source}",
@@ -143,4 +200,21 @@ def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
         "resume": f"sbatch {source}",
         "diagnose": f"sm-train diagnose {log}",
         "watch": f"sm-train watch {place}",
+        **(_crontab_commands(job, source, kept) if _has_watcher(job) else {}),
+    }
+
+
+def _has_watcher(job: StageJob) -> bool:
+    return is_watched(job.config, job.config.slurm.watch_schedule)
+
+
+def _crontab_commands(job: StageJob, source: str, kept: str) -> dict[str, str]:
+    """Return the commands that add the watcher to Slurm's crontab, and that remove it."""
+    entry = shlex.quote(watch_entry(job, kept))
+    others = f"scrontab -l 2>/dev/null | grep -v -e '^#SCRON --job-name={job.name}-watch ' "
+    others += f"-e ' {kept} watch$'"
+    return {
+        "watch-on": f"mkdir -p {kept.rpartition('/')[0]}/logs && cp {source} {kept} && "
+        f"({others}; echo {entry}) | scrontab -",
+        "watch-off": f"({others}; true) | scrontab -",
     }

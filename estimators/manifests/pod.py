@@ -12,7 +12,7 @@ from sm_train.estimators.manifests.pod_network import (
     network_variables,
     pod_network,
 )
-from sm_train.estimators.manifests.pod_patch import merged
+from sm_train.estimators.manifests.pod_patch import merged, require_pod
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import (
     WATCH_MODULE,
@@ -95,7 +95,11 @@ def pod_template(
     pod = {"metadata": metadata, "spec": {**own, **spec}}
     for part in (pod_network(job), _scheduling(job)):
         pod = merged(pod, part)
-    return merged(pod, kubernetes.pod_patch)
+    if not kubernetes.pod_patch:
+        return pod
+    pod = merged(pod, kubernetes.pod_patch)
+    require_pod(pod)
+    return pod
 
 
 def _scheduling(job: StageJob) -> dict[str, Any]:

@@ -7,18 +7,25 @@ step on replaced nodes (SageMaker developer guide, "SageMaker HyperPod auto-resu
 from __future__ import annotations
 
 import shlex
+from importlib.resources import files
 
 from sm_train.entrypoints.common.checkpoint_layout import MARKER
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
+    FLAGGED,
+    NOT_SAVED,
     RECORDS,
     STOPPED,
     NodeChannel,
 )
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import (
+    START_MODULE,
+    WATCH_MODULE,
     StageJob,
+    is_watched,
     mounted,
     start_command,
 )
@@ -42,7 +49,9 @@ def batch_script(job: StageJob) -> str:
             "slurm.shared_folder: not set; write a folder that all nodes share, such as "
             "/fsx/sm-train"
         )
-    folder = f"{slurm.shared_folder.rstrip('/')}/{job.config.name}"
+    folder = run_folder(job)
+    stage = f"{folder}/checkpoints/{job.stage.name}"
+    local = f"{slurm.local_folder.rstrip('/')}/sm-train-$UID-{job.name}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(job, folder)),
@@ -51,43 +60,116 @@ def batch_script(job: StageJob) -> str:
         *(f"module load {name}" for name in slurm.modules),
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in _variables(job, folder).items()),
-        # Each node has the folders of a training job on its own disk.
-        f"export SAGEMAKER_BASE_DIR={slurm.local_folder.rstrip('/')}/sm-train-$SLURM_JOB_ID",
+        # Each node has the folders of a training job on its own disk. They are the run's: the next
+        # attempt uses what they hold.
+        f"export SAGEMAKER_BASE_DIR={local}",
         "",
-        "# The code, fetched once for all nodes; another digest ends the job.",
-        f"code={folder}/code/{job.bundle.sha256[:16]}",
-        f"archive=$code/{ARCHIVE_NAME}",
-        f'check() {{ echo "{job.bundle.sha256}  $archive" | sha256sum --check --quiet -; }}',
+        "# Each node fetches the code unless another has; another digest ends the job.",
+        f"export code={folder}/code/{job.bundle.sha256[:16]}",
         'mkdir -p "$code"',
-        "if ! check &>/dev/null; then",
-        f'    aws s3 cp --only-show-errors {shlex.quote(job.code_uri)} "$archive"',
-        "    check",
-        "fi",
+        f"fetch={shlex.quote(_fetch(job))}",
         "",
         "# HyperPod repeats the step on replaced nodes; only its srun has this option.",
         "resume=()",
         f"if [ -d {HYPERPOD_FOLDER} ]; then resume=(--auto-resume=1); fi",
-        'begin=$(mktemp "$code/.begin-XXXXXX")',
+        *_watch(job),
+        *_count_starts(stage, slurm.max_restarts),
         "status=0",
-        f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive" || status=$?',
-        *_start_again(f"{folder}/checkpoints/{job.stage.name}"),
+        f"{_task(job, START_MODULE)} || status=$?",
+        *_start_again(stage, job.nodes, slurm.max_restarts),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _start_again(stage: str) -> list[str]:
-    """Return the lines that queue the job again after a failure with progress, or a time limit.
+def run_folder(job: StageJob) -> str:
+    """Return the run's folder, which all nodes share."""
+    return f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}"
 
-    ``stage`` is its checkpoint folder. Slurm itself queues it after a preemption or the loss
-    of a node. A stop on request ends with 0, and `scancel` leaves time. srun returns the highest
-    exit code of its tasks, of which those that it kills may have another: what the nodes recorded
-    counts.
+
+def watch_entry(job: StageJob, script: str) -> str:
+    """Return the entry of Slurm's crontab that watches the run from outside of its nodes.
+
+    ``script`` is the batch script, of which a copy stays in the run's folder.
     """
-    progress, stopped = (f'"exit_code": {code}[,}}]' for code in (FAILED_AFTER_PROGRESS, STOPPED))
+    slurm = job.config.slurm
+    kept = {
+        name: value
+        for name, value in slurm.options.items()
+        if name in ("account", "partition", "qos") and isinstance(value, str)
+    }
+    options = {
+        "job-name": f"{job.name}-watch",
+        "ntasks": "1",
+        "mem": "1G",
+        "time": str(_WATCH_MINUTES),
+        "open-mode": "append",
+        "output": f"{run_folder(job)}/logs/%x.log",
+        **kept,
+    }
+    words = " ".join(f"--{name}={value}" for name, value in options.items())
+    return f"#SCRON {words}\n{slurm.watch_schedule} bash {script} watch"
+
+
+_WATCH_MINUTES = 10
+"""Time for one check, with the installation of packages."""
+
+
+def _watch(job: StageJob) -> list[str]:
+    """Return the lines that check the run once, as Slurm's crontab calls them."""
+    if not is_watched(job.config, job.config.slurm.watch_schedule):
+        return []
     return [
         "",
-        "# Continue after a failure with a new checkpoint, and after a time limit.",
+        'if [ "${1:-}" = watch ]; then',
+        '    export SAGEMAKER_BASE_DIR="$SAGEMAKER_BASE_DIR-watch"',
+        f"    exec {_task(job, WATCH_MODULE)}",
+        "fi",
+    ]
+
+
+def _count_starts(stage: str, most: int) -> list[str]:
+    """Return the lines that end a job which Slurm starts again and again without progress.
+
+    ``stage`` is its checkpoint folder. The file holds how often the job has started since it stored
+    a checkpoint, and its time is that of the newest start.
+    """
+    return [
+        "",
+        "# Starts of this job since it last stored a checkpoint.",
+        f"mkdir -p {stage}/{RECORDS}",
+        f"begin={stage}/{RECORDS}/.starts-$SLURM_JOB_ID",
+        "restarts() {",
+        "    local saved",
+        f'    saved=$(find {stage} -name {MARKER} -newer "$begin" 2>/dev/null || true)',
+        '    if [ -n "$saved" ] || [ ! -s "$begin" ]; then echo 0; else cat "$begin"; fi',
+        "}",
+        f'if [ "$(restarts)" -gt {most} ]; then',
+        f'    echo "sm-train: error: {most} restarts without a checkpoint (slurm.max_restarts)"',
+        "    exit 1",
+        "fi",
+        'starts=$(($(restarts) + 1)); echo "$starts" >"$begin"',
+    ]
+
+
+def _start_again(stage: str, nodes: int, most: int) -> list[str]:
+    """Return the lines that queue the job again after a failure with progress, or a time limit.
+
+    ``stage`` is its checkpoint folder. Slurm itself queues it after a preemption or the loss of a
+    node. A stop on request ends with 0, `scancel` leaves time, and a checkpoint that could not be
+    stored ends the job. srun returns the highest exit code of its tasks, of which those that it
+    kills may have another: what the nodes recorded counts.
+
+    Nodes that the doctor has flagged are excluded, as long as the partition has enough others.
+    """
+    progress, stopped, unsaved = (
+        f'"exit_code": {code}[,}}]' for code in (FAILED_AFTER_PROGRESS, STOPPED, NOT_SAVED)
+    )
+    return [
+        "",
+        "# Continue after a failure with a new checkpoint, after a time limit, and without nodes",
+        "# that have been flagged.",
         "again=",
+        f"flagged=$(cat {stage}/{FLAGGED} 2>/dev/null || true)",
         'if [ "$status" -ne 0 ]; then',
         f'    found=$(find {stage}/{RECORDS} -name node.json -newer "$begin" 2>/dev/null || true)',
         f"    if grep -qE '{progress}' $found /dev/null; then again=progress; fi",
@@ -95,28 +177,46 @@ def _start_again(stage: str) -> list[str]:
         "        export SLURM_TIME_FORMAT=standard",
         '        end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)',
         '        [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)',
-        f'        saved=$(find {stage} -name {MARKER} -newer "$begin" 2>/dev/null || true)',
-        f'        [ -n "$saved" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] || end=',
         f'        if [ -n "$end" ] && [ $((end - $(date +%s))) -le {_LAST_SECONDS} ]; then',
         "            again=time",
         "        fi",
         "    fi",
+        f'    if [ -n "$flagged" ] && [ {stage}/{FLAGGED} -nt "$begin" ]; then again=flagged; fi',
+        f"    if grep -qE '{unsaved}' $found /dev/null; then again=; fi",
+        f'    if [ "$(restarts)" -gt {most} ]; then again=; fi',
         "fi",
-        'rm -f "$begin"',
         'if [ -n "$again" ]; then',
         '    echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"',
+        "    # Slurm also stops this script, and excludes nodes of jobs in the queue only.",
+        "    trap '' TERM",
         '    scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        'if [ -n "$again" ] && [ -n "$flagged" ]; then',
+        "    usable=$(",
+        '        sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format="%N %t" |',
+        "        awk '$2 ~ /^(idle|alloc|mix|comp)[~#+%]?$/ { print $1 }' | sort --unique || true)",
+        '    left=$(grep -vxFc "$flagged" <<<"$usable" || true)',
+        f'    if [ "$left" -ge {nodes} ]; then',
+        '        excluded=$(paste --serial --delimiters=, <<<"$flagged")',
+        "        for attempt in 1 2 3 4 5; do",
+        '            scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded" && break',
+        "            sleep 1",
+        "        done",
+        '        echo "sm-train: without the flagged nodes" $flagged',
+        "    fi",
         "fi",
         'exit "$status"',
     ]
 
 
-_RESTARTS = 3
-"""How often a job continues after a time limit in which it stored no checkpoint."""
-
 _LAST_SECONDS = 2 * STOP_SECONDS
 """Time that is left at most when a job has saved its checkpoint because of its time limit. Slurm
 sends the signal up to a minute early (sbatch's manual, --signal)."""
+
+
+def default_minutes(config: RunConfig) -> int:
+    """Return the time limit of a job without one in ``slurm.options``, in Slurm's minutes."""
+    return -(-config.cluster.max_runtime // 60)
 
 
 def _options(job: StageJob, folder: str) -> list[str]:
@@ -131,7 +231,7 @@ def _options(job: StageJob, folder: str) -> list[str]:
         # Where memory is a resource, exclusive nodes grant none of it.
         "mem": "0",
         "requeue": True,
-        "time": str(-(-job.config.cluster.max_runtime // 60)),
+        "time": str(default_minutes(job.config)),
         "signal": f"TERM@{STOP_SECONDS}",
         "open-mode": "append",
         "output": f"{folder}/logs/%x-%j.log",
@@ -174,9 +274,31 @@ def enroot_image(image: str) -> str:
     return f"{registry}#{name}"
 
 
-def _task(job: StageJob) -> str:
-    """Return what each node runs; ``$1`` is the archive."""
-    return start_command('"$1"', '"$SAGEMAKER_BASE_DIR/input/data/code"', job.config.slurm.python)
+def _fetch(job: StageJob) -> str:
+    """Return the lines with which a node fetches the code; they need Python and boto3 only."""
+    archive, uri = f"$code/{ARCHIVE_NAME}", shlex.quote(job.code_uri)
+    source = files("sm_train.entrypoints.object_store") / "fetch_object.py"
+    program = source.read_text().rpartition('"""')[2].lstrip()
+    return f"""
+check() {{ echo "{job.bundle.sha256}  $1" | sha256sum --check --status -; }}
+if ! check "{archive}" 2>/dev/null; then
+    own="$SAGEMAKER_BASE_DIR/{ARCHIVE_NAME}" shared="{archive}.$SLURM_JOB_ID-$SLURM_PROCID"
+    mkdir -p "$SAGEMAKER_BASE_DIR"
+    {job.config.slurm.python} - {uri} "$own" <<"END" && check "$own" || {{
+{program}END
+        echo "sm-train: error: {archive} is not the code of this run: copy "{uri}" there" >&2
+        exit 1
+    }}
+    cp "$own" "$shared" && mv -f "$shared" "{archive}"
+fi
+"""
+
+
+def _task(job: StageJob, module: str) -> str:
+    """Return the command that runs ``module`` of the bundle on each node."""
+    code, archive = '"$SAGEMAKER_BASE_DIR/input/data/code"', f'"$code/{ARCHIVE_NAME}"'
+    start = start_command(archive, code, job.config.slurm.python, module)
+    return f'{_srun(job)} bash -c "$fetch"{shlex.quote(start)}'
 
 
 def _variables(job: StageJob, folder: str) -> dict[str, str]:

@@ -43,8 +43,8 @@ WATCH_MODULE = "sm_train.entrypoints.job_records.watch_once"
 """Modules of the bundle: a node's first process, and the watcher outside of the nodes."""
 
 _PREVIOUS_CHANNELS = ("previous", "previous_state")
-_ALERTED = ("status", "stop", "resume")
-"""Purposes of the commands that alerts name."""
+_ALERTED = ("status", "stop", "cancel", "resume")
+"""Purposes of the commands that alerts, and `stop`, name."""
 _CODE_CHANNELS = ("code", "sm_drivers")
 """Channels of training jobs that the init container, or the batch script, replaces."""
 
@@ -187,6 +187,22 @@ class StageJob:
             for channel in channels
             if previous is not None
         ]
+
+
+_SINKS = ("SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK")
+"""Variables with addresses for alerts (entrypoints/monitoring/alert_sinks.py)."""
+
+
+def is_watched(config: RunConfig, schedule: str | None) -> bool:
+    """Return whether a watcher outside of the nodes has something to do, and is scheduled.
+
+    It alerts, so the run needs a sink of alerts, or it stops the run at its budget.
+    """
+    alerts = config.alerts
+    sinks = (alerts.slack_secret, alerts.webhook_secret, alerts.sns_topic)
+    variables = {*config.kubernetes.secrets, *config.cluster.environment}
+    is_useful = any(sinks) or config.budget is not None or any(name in variables for name in _SINKS)
+    return is_useful and schedule is not None
 
 
 def start_command(archive: str, code: str, python: str, module: str = START_MODULE) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from sm_train.estimators.config.platforms import MAX_CRON_NAME
 from sm_train.estimators.manifests.pod import fetch_code, secret_variables, watch_command
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.manifests.stage_job import StageJob
+from sm_train.estimators.manifests.stage_job import StageJob, is_watched
 from sm_train.estimators.manifests.volumes import (
     CHECKPOINT_VOLUME,
     WORK_FOLDER,
@@ -15,24 +15,14 @@ from sm_train.estimators.manifests.volumes import (
     PodVolumes,
 )
 
-_SINKS = ("SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK")
-"""Variables with addresses for alerts (entrypoints/monitoring/alert_sinks.py)."""
-
 _SECONDS = 300
 """Time for one check, with the download of the code and the installation of packages."""
 
 
 def watcher_name(job: StageJob) -> str | None:
-    """Return the name of the run's CronJob; None if there is nothing that it could do.
-
-    It alerts, so the run needs a sink of alerts, or it stops the run at its budget.
-    """
-    config = job.config
-    alerts = config.alerts
-    sinks = (alerts.slack_secret, alerts.webhook_secret, alerts.sns_topic)
-    variables = {*config.kubernetes.secrets, *config.cluster.environment}
-    is_useful = any(sinks) or config.budget is not None or any(name in variables for name in _SINKS)
-    return f"{job.name}-watch" if is_useful and config.kubernetes.watch_schedule else None
+    """Return the name of the run's CronJob; None if there is nothing that it could do."""
+    schedule = job.config.kubernetes.watch_schedule
+    return f"{job.name}-watch" if is_watched(job.config, schedule) else None
 
 
 def watcher(job: StageJob, volumes: PodVolumes) -> list[dict[str, Any]]:

@@ -26,7 +26,11 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     newest_listed,
     step_folder_name,
 )
-from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
+from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
+    JOB_VARIABLE,
+    STOPPED,
+)
 from sm_train.entrypoints.job_records.node_record import (
     HEARTBEAT_SECONDS,
     MISSING_SECONDS,
@@ -149,6 +153,8 @@ class Platform:
     requeues: bool
     is_alone: bool
     """Whether a second job of the run waits, or is refused, while one is live."""
+    numbers_jobs: bool
+    """Whether nodes know the number of their job, which it keeps when it starts again."""
     commands: Mapping[str, str]
 
     def starts_again(self, code: int | None, counted: int) -> bool:
@@ -172,9 +178,10 @@ def platform(name: str) -> Platform:
     if name == "slurm":
         options = set(re.findall(r"^#SBATCH --(\S+)", manifest.text, re.MULTILINE))
         # Slurm requeues a job that was preempted or lost a node, with --requeue; a program that
-        # fails ends the job (sbatch's manual, --requeue).
+        # fails ends the job (sbatch's manual, --requeue), unless the script queues it again.
         alone = "dependency=singleton" in options
-        return Platform(name, 0, (), "requeue" in options, alone, manifest.commands)
+        again = (FAILED_AFTER_PROGRESS,) if "again=progress" in manifest.text else ()
+        return Platform(name, 0, again, "requeue" in options, alone, True, manifest.commands)
     runtime = next(each for each in manifest.objects if each["kind"] == "TrainingRuntime")
     template = runtime["spec"]["template"]["spec"]
     [replicated] = template["replicatedJobs"]
@@ -182,7 +189,9 @@ def platform(name: str) -> Platform:
     codes = [code for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())]
     most = template["failurePolicy"]["maxRestarts"]
     pods = [rule for rule in rules if "onPodConditions" in rule]
-    return Platform(name, most, tuple(codes), bool(pods), True, manifest.commands)
+    job = next(each for each in manifest.objects if each["kind"] == "TrainJob")
+    numbers = any(each["name"] == JOB_VARIABLE for each in job["spec"]["trainer"]["env"])
+    return Platform(name, most, tuple(codes), bool(pods), True, numbers, manifest.commands)
 
 
 @cache
@@ -373,8 +382,7 @@ class Life:
             started=begin + ahead,
             seen=begin + ahead,
             commands=self.on.commands,
-            # Slurm keeps a job's number when it requeues it.
-            job_id="1" if self.on.name == "slurm" else None,
+            job_id="1" if self.on.numbers_jobs else None,
         )
         return Node(record, begin, ahead)
 

@@ -59,6 +59,12 @@ set_option = click.option(
     "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
 )
 
+TARGETS = ("trainjob", "pytorchjob", "hyperpod-eks", "slurm")
+"""What a manifest may be for."""
+
+TARGETS_BY_NAME = {"kubernetes": "trainjob"} | {name: name for name in TARGETS}
+"""The names of the option --to → what a manifest is for."""
+
 ACCEPT_COMPONENTS = "model.accept_components=true"
 """The setting of the option."""
 

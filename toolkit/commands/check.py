@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import set_option
+from sm_train.toolkit.commands._options import TARGETS_BY_NAME, set_option
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
+    from sm_train.toolkit.checks.finding import Finding
     from sm_train.toolkit.checks.storage import Progress
     from sm_train.toolkit.platforms.run_config import OpenedConfig
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     metavar="MODEL",
     help="Also check the run with this model: a folder, s3://… or a Hub ID[@REVISION].",
 )
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(list(TARGETS_BY_NAME)),
+    help="Also let this machine's scheduler check the manifest: limits and its own dry run.",
+)
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -45,6 +52,7 @@ def command(
     offline: bool,
     index: Path | None,
     components: str | None,
+    target: str | None,
     as_json: bool,
 ) -> int:
     """Check RUN for errors and waste; exit with 3 if there is an error.
@@ -77,13 +85,35 @@ def command(
         if components is not None and components.startswith("s3://"):
             raise
         refused, checks = error, checked.check(offline=True, index=index, components=components)
+    findings = [*checks.findings, *_of_scheduler(opened, target, region, options)]
     if as_json:
-        write_json(document(checks.findings))
+        write_json(document(findings))
     else:
-        show(checks.findings, stderr_console(shows_results=True))
+        show(findings, stderr_console(shows_results=True))
     if refused is not None:
         raise UserError(f"{refused}; only the offline checks ran", refused.exit_code)
-    return ExitCode.OK if checks.ok else ExitCode.PREFLIGHT
+    is_fit = not any(finding.level == "error" for finding in findings)
+    return ExitCode.OK if is_fit else ExitCode.PREFLIGHT
+
+
+def _of_scheduler(
+    opened: OpenedConfig, target: str | None, region: str | None, options: dict[str, Any]
+) -> list[Finding]:
+    """Return what the scheduler of a cluster finds in the manifests of all stages."""
+    if target is None:
+        return []
+    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.checks.scheduler import scheduler_findings
+    from sm_train.toolkit.submit.staged_manifest import manifest_of
+
+    chosen: Any = TARGETS_BY_NAME[target]
+    config = opened.config
+    where = resolve_region(region, config.region, options["profile"])
+    findings: list[Finding] = []
+    for stage in config.stages:
+        manifest, _ = manifest_of(config, opened.folder, stage.name, chosen, where, None)
+        findings += scheduler_findings(manifest, config, stage.instances)
+    return list(dict.fromkeys(findings))
 
 
 def _open(

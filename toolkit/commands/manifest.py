@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import RunFile, set_option
+from sm_train.toolkit.commands._options import TARGETS, RunFile, set_option
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]),
+    type=click.Choice(TARGETS),
     required=True,
     help="Kubeflow Trainer, its older PyTorchJob, HyperPod on EKS, or Slurm.",
 )
@@ -60,27 +60,19 @@ def command(
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.costing.history import recorded_history
-    from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.plan_view import run_warnings
-    from sm_train.toolkit.submit.staged_manifest import manifest_of
+    from sm_train.toolkit.submit.staged_manifest import checked_manifest
     from sm_train.toolkit.submit.staged_manifest import stage_code as upload
-    from sm_train.toolkit.submit.submit import check_budget, require_own_values
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run, changes)
     region = resolve_region(options["region"], config.region, options["profile"])
-    require_own_values(config)
-    history = recorded_history(config, run.parent)
-    warnings = check_budget(config, region, history)
-    name = None if out is None else str(out)
-    manifest, bundle = manifest_of(
-        config, run.parent, stage, target, region, name, take_over=take_over
+    name, history = None if out is None else str(out), recorded_history(config, run.parent)
+    checked = checked_manifest(
+        config, run.parent, stage, target, region, name, history, take_over=take_over
     )
-    warnings += run_warnings(config, estimate_run(config, region, history=history), bundle)
-    if config.cluster.backend == "smddp":
-        warnings.append("cluster.backend: smddp exists in training jobs only; these jobs use NCCL")
-    for warning in warnings:
+    manifest, bundle = checked.manifest, checked.bundle
+    for warning in checked.warnings:
         click.echo(f"warning: {warning}", err=True)
     if stage_code:
         upload(open_session(options["profile"], region), manifest, bundle)

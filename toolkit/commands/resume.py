@@ -16,9 +16,10 @@ from sm_train.toolkit.commands._options import accept_components_option
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--stage", metavar="S", help="A stage other than the first unfinished one.")
 @click.option(
-    "--auto-advance",
-    is_flag=True,
-    help="Let `sm-train watch` start each later stage when the previous one is done.",
+    "--auto-advance/--no-auto-advance",
+    default=None,
+    help="Let `sm-train watch` start each later stage when the previous one is done; default: as "
+    "when the run was started last.",
 )
 @click.option(
     "--take-over",
@@ -32,7 +33,7 @@ def command(
     options: dict[str, Any],
     run: str,
     stage: str | None,
-    auto_advance: bool,
+    auto_advance: bool | None,
     take_over: bool,
     accept_components: bool,
     yes: bool,

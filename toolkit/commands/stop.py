@@ -15,10 +15,20 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 )
 @click.argument("run", metavar="RUN|JOB|FOLDER")
 @click.option("--after-stage", is_flag=True, help="Finish the current stage and start no other.")
+@click.option(
+    "--cancel",
+    is_flag=True,
+    help="Also take the job out of the queue of Slurm (scancel) or Kubernetes (kubectl delete).",
+)
 @click.option("--wait", is_flag=True, help="Return when the job has ended.")
 @click.pass_obj
 def command(
-    options: dict[str, Any], run: str, after_stage: bool, wait: bool, as_json: bool
+    options: dict[str, Any],
+    run: str,
+    after_stage: bool,
+    cancel: bool,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     """Stop a run's live job after it has saved a checkpoint; `resume` continues at that step.
 
@@ -26,13 +36,16 @@ def command(
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C. Nodes
     of Kubernetes or Slurm get the request through the storage of their checkpoints.
     """
+    from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.platforms.find_run import find_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop
     from sm_train.toolkit.terminal.console import note, write_json
     from sm_train.toolkit.terminal.json_record import record_document
 
     found = find_run(run, options)
-    result = pause_after_stage(found) if after_stage else stop(found, wait=wait)
+    if after_stage and cancel:
+        raise UserError("--cancel: ends the job, and --after-stage lets it finish; give one")
+    result = pause_after_stage(found) if after_stage else stop(found, wait=wait, cancel=cancel)
     if after_stage:
         outcome = f"continues to the end of {result.stage}; no other stage starts"
     elif result.live:

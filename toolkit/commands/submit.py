@@ -12,6 +12,7 @@ import click
 from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import (
     ACCEPT_COMPONENTS,
+    TARGETS_BY_NAME,
     RunFile,
     accept_components_option,
     local_options,
@@ -83,6 +84,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="--local: train N steps of each stage only, as a quick test.",
 )
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(list(TARGETS_BY_NAME)),
+    help="Start on Kubernetes (a TrainJob) or Slurm, with this machine's kubectl or sbatch.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Follow the run as `sm-train watch` does.")
 @click.pass_obj
 def command(
@@ -104,6 +111,7 @@ def command(
     image: str,
     output: Path | None,
     steps: int | None,
+    target: str | None,
     follow: bool,
 ) -> int | None:
     """Show the plan and cost of RUN, ask for confirmation, and start it on SageMaker.
@@ -114,7 +122,8 @@ def command(
     one.
 
     --local trains on this machine, stage after stage. Ctrl-C saves a checkpoint; the same command
-    resumes from it.
+    resumes from it. --to starts a stage on Slurm or Kubernetes with the manifest that `manifest`
+    writes, after the scheduler's own dry run.
     """
     from sm_train.toolkit.api.run import Run, submission_of
     from sm_train.toolkit.submit.submission import prepare, shortened
@@ -128,6 +137,22 @@ def command(
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
     _check_modes(local, dry_run, steps, follow=follow, as_json=as_json)
+    if target is not None:
+        refused = {"--clone": clone, "--local": local, "--auto-advance": auto_advance}
+        refused |= {"--request": request, "--follow": follow}
+        _start_on_cluster(
+            options,
+            run,
+            changes,
+            stage,
+            target,
+            [name for name, value in refused.items() if value],
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+            take_over=take_over,
+        )
+        return None
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
@@ -180,6 +205,25 @@ def _check_modes(
         raise UserError(f"--follow: applies to a job that is started; remove {other}")
     if follow and as_json:
         raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
+
+
+def _start_on_cluster(
+    options: dict[str, Any],
+    run: Path | None,
+    changes: tuple[str, ...],
+    stage: str | None,
+    target: str,
+    refused: list[str],
+    **choices: bool,
+) -> None:
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.submit.submit_to_cluster import submit_to_cluster
+
+    if refused:
+        raise UserError(f"{refused[0]}: applies to jobs on SageMaker; remove it, or --to {target}")
+    assert run is not None  # --clone alone needs none
+    chosen: Any = TARGETS_BY_NAME[target]
+    submit_to_cluster(run, load(run, changes), stage, chosen, options, **choices)
 
 
 def _reject_local_clone(local: str | None) -> None:

@@ -38,7 +38,7 @@ from sm_train.toolkit.run_file import declare_run_buckets
 if TYPE_CHECKING:
     import boto3
 
-_VERSION = 4
+_VERSION = 5
 
 ABANDONED = -1
 """Placement of a job that will never start: its name was claimed and is spent."""
@@ -61,12 +61,14 @@ class ClaimedError(UsageError):
 class LaunchRecord:
     """The run's document as submitted, and the home placement's request of each stage by name.
 
-    Requests of other placements are computed from these. The job runs at ``placement``.
+    Requests of other placements are computed from these. The job runs at ``placement``. With
+    ``auto_advance`` `watch` starts each later stage; a resume keeps that.
     """
 
     document: dict[str, Any]
     requests: dict[str, TrainingRequest]
     placement: int = 0
+    auto_advance: bool = False
 
     @property
     def config(self) -> RunConfig:

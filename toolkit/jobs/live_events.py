@@ -67,6 +67,24 @@ def live_of(entries: Iterable[LogEntry]) -> LiveState:
     return fold_events((node, event) for node, event in parsed if event is not None)
 
 
+def failed_saves(live: LiveState) -> str | None:
+    """Return how many checkpoints a job could not write since the newest complete one; None if
+    none.
+    """
+    newest = live.newest.get("checkpoint")
+    since = float("-inf") if newest is None else newest.time
+    failed = [
+        notice.event
+        for notice in live.notices
+        if notice.event.get("code") == "checkpoint-failed" and notice.time > since
+    ]
+    if not failed:
+        return None
+    what = "a checkpoint" if len(failed) == 1 else f"{len(failed)} checkpoints"
+    complete = "" if newest is None else f" since that of step {newest.event['step']:,}"
+    return f"{what} could not be written{complete}: {failed[-1]['message']}"
+
+
 def lag_of(live: LiveState, stored: int | None, every_steps: int, now: float) -> StorageLag | None:
     """Return how far storage is behind the checkpoints that the job saved; None if it is not.
 

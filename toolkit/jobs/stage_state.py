@@ -51,6 +51,9 @@ class StageState:
     """How far storage is behind the checkpoints that the newest job logged; None if it is not."""
     platform: str | None = None
     """The name of the platform that the run is on."""
+    not_written: str | None = None
+    """How many checkpoints the newest job could not write since the newest complete one, and why;
+    None if it could."""
 
     @property
     def job(self) -> RunJob | None:

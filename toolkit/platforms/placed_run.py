@@ -328,6 +328,16 @@ class PlacedRun(_Configured):
         """
         raise self.not_available("after-stage")
 
+    def leave_queue(self) -> str:
+        """Take the run out of its platform's queue, now; return the command that did it.
+
+        Raises:
+            UserError: its jobs wait in no queue that a program of this machine knows.
+        """
+        raise UserError(
+            f"--cancel: applies to jobs on Kubernetes and Slurm; {self.target} is {self.kind}"
+        )
+
     def not_available(self, option: str) -> UserError:
         """Return the error of an option that only jobs on SageMaker have."""
         return UserError(f"--{option}: applies to jobs on SageMaker; {self.target} is {self.kind}")

@@ -160,7 +160,8 @@ def next_action(
         )
     cause = _cause(stage, job, cause_of)
     if not cause.retryable:
-        code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED
+        is_saved = cause.code == USER and stage.not_written is None
+        code = ExitCode.OK if is_saved else ExitCode.JOB_FAILED
         return Finish(code, f"{job.name}: {cause.message}")
     return _retry(stage, job, cause, policy, now)
 

@@ -12,7 +12,7 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection, project
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.live_events import lag_of, progress_of, shown_speed
+from sm_train.toolkit.jobs.live_events import failed_saves, lag_of, progress_of, shown_speed
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
@@ -49,7 +49,8 @@ class RunState:
             for job in stage.jobs
             if job.live
         ]
-        return tuple(filter(None, (not_stored, *overdue, *self.notices)))
+        not_written = self.current.not_written if self.current else None
+        return tuple(filter(None, (not_written, not_stored, *overdue, *self.notices)))
 
 
 def overdue_phase(job: RunJob, last_activity: float | None, now: datetime) -> str | None:
@@ -171,4 +172,10 @@ def _stage(
     lag = lag_of(
         live or LiveState(), stored.step, run.config.checkpoint.every_steps, now.timestamp()
     )
-    return replace(state, shown=shown, lag=lag, platform=run.platform.name)
+    return replace(
+        state,
+        shown=shown,
+        lag=lag,
+        platform=run.platform.name,
+        not_written=failed_saves(live or LiveState()),
+    )

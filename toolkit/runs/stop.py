@@ -29,13 +29,18 @@ class StopResult:
         return self.status in ("InProgress", "Stopping")
 
 
-def stop(run: PlacedRun, *, wait: bool) -> StopResult:
+def stop(run: PlacedRun, *, wait: bool, cancel: bool = False) -> StopResult:
     """Stop a run after a checkpoint, whichever of its jobs the user named.
+
+    With ``cancel`` its platform also takes it out of the queue.
 
     Raises:
         UserError: the run has no job, or its platform cannot stop it from here.
     """
     job, warning = run.request_stop()
+    if cancel:
+        run.leave_queue()
+        warning = None
     job = ended(run, job) if wait else job
     return StopResult(job.name, job.stage, job.status, warning)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,10 @@ from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.manifests.manifest import Manifest
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
 from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_problems
 from sm_train.toolkit.extras import is_installed
@@ -55,9 +59,10 @@ def show_plan(plan: RunPlan, console: Console) -> None:
 
     submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
-    console.print(_stage_table(plan, console.width))
+    console.print(_stage_table(submission.config, plan, console.width))
     console.print()
-    console.print(_two_columns((*_starts_now(plan), *_details(submission, plan.whole))))
+    rows = (*_starts_now(plan), *_launches(submission), *_details(submission, plan.whole))
+    console.print(_two_columns(rows))
     for line in warnings(submission, plan.whole):
         console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
@@ -66,6 +71,40 @@ def show_plan(plan: RunPlan, console: Console) -> None:
         console.print(_two_columns(("-", line) for line in missing))
     for line in _changes(plan.changes):
         console.print(line, markup=False)
+    console.print()
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What is shown before a job starts on Slurm or Kubernetes; see :class:`RunPlan`."""
+
+    config: RunConfig
+    manifest: Manifest
+    stage: StageSection
+    from_step: int
+    cost: Estimate
+    whole: Estimate
+    projection: Projection | None
+
+
+def show_cluster_plan(plan: ClusterPlan, console: Console) -> None:
+    """Print the plan of the whole run and what starts now on a cluster."""
+    config, manifest = plan.config, plan.manifest
+    console.print(f"\n[bold]Plan for {config.name}[/] on {manifest.title}\n")
+    console.print(_stage_table(config, plan, console.width))
+    console.print()
+    samples, _, budget = scope_rows(as_document(plan.whole), config)
+    price = as_document(plan.whole)["stages"][0]
+    rows = [
+        *_starts_now(plan),
+        ("code", manifest.code_uri),
+        ("start", manifest.commands["start"]),
+        ("resume", manifest.commands["resume"]),
+        samples,
+        budget,
+        ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
+    ]
+    console.print(_two_columns(rows))
     console.print()
 
 
@@ -78,7 +117,7 @@ def _data_source(config: RunConfig) -> str:
     return f"{config.data.uri} (FastFile, {distribution})"
 
 
-def _stage_table(plan: RunPlan, width: int) -> Table:
+def _stage_table(config: RunConfig, plan: RunPlan | ClusterPlan, width: int) -> Table:
     shown = [name for name in _COLUMNS if name != "max_steps" or width >= _NARROW]
     table = rich_table(
         shown, right=[name for name in shown if name not in ("stage", "cluster")], gap=1
@@ -89,7 +128,7 @@ def _stage_table(plan: RunPlan, width: int) -> Table:
         table.add_row(*(by_name[name] for name in shown), style=style)
 
     document = as_document(plan.whole)
-    for stage, priced in zip(plan.submission.config.stages, document["stages"], strict=True):
+    for stage, priced in zip(config.stages, document["stages"], strict=True):
         gpus = instance_type(priced["instance_type"]).accelerators
         firm = priced["throughput_basis"] in FIRM or priced["steps_per_second"] is None
         add_row(
@@ -124,8 +163,8 @@ def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield what this submission starts, at what cost, and how each of its stages is launched."""
+def _starts_now(plan: RunPlan | ClusterPlan) -> Iterator[tuple[str, str]]:
+    """Yield what starts now, and at what cost."""
     now, whole = (as_document(cost)["total"] for cost in (plan.cost, plan.whole))
     steps = f" at step {plan.from_step:,} of {plan.stage.max_steps:,}" if plan.from_step else ""
     is_new = plan.projection is None or not plan.projection.known_spent_usd
@@ -133,12 +172,16 @@ def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "starts now", f"{plan.stage.name}{steps}, {format_total_usd(now)}{of_run}"
     if not is_new:
         yield "the run", str(plan.projection)
-    for stage in plan.submission.stages:
-        launch = plan.submission.launches[stage.name]
+
+
+def _launches(submission: Submission) -> Iterator[tuple[str, str]]:
+    """Yield how each stage of a submission is launched."""
+    for stage in submission.stages:
+        launch = submission.launches[stage.name]
         yield "launch", f"{stage.name} by {launch.route}: {launch.reason}"
         if stage.sharding_reason is not None:
             yield "sharding", f"{stage.name} {stage.sharding}: {stage.sharding_reason}"
-        if moved := moved_text_encoders(plan.submission.config, stage):
+        if moved := moved_text_encoders(submission.config, stage):
             yield "encoders", f"{stage.name} text encoders {moved.placement}: {moved.reason}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate
@@ -177,6 +177,7 @@ def trainer_of(planned: PlannedJob, progress: Progress = lambda done, total: Non
             def record_and_claim(sent: TrainingRequest) -> None:
                 stage_relocated_code(session, submission.config, submission.bundle, sent)
                 record = launch_record(submission, sent)
+                record = replace(record, auto_advance=planned.start.auto_advance)
                 claim = JobNameClaim(session, planned.bucket, planned.name, record)
                 claims.enter_context(claim)
 

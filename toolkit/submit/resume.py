@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def resume(
     stage: str | None,
     options: dict[str, Any],
     *,
-    auto_advance: bool,
+    auto_advance: bool | None,
     yes: bool,
     as_json: bool,
     take_over: bool,
@@ -58,13 +59,16 @@ def resume(
     """Start the next job of the run that ``target`` names; ``options`` are the global ones.
 
     A run file's settings and this sm-train's training code are used if ``target`` is one, otherwise
-    those that were submitted last. Without ``stage`` it is the first one that is not done.
+    those that were submitted last. Without ``stage`` it is the first one that is not done. None for
+    ``auto_advance`` keeps what the run was started with last.
 
     Raises:
         UserError: there is no such run or stage, the job cannot be started, or the user did not
             confirm.
     """
     run = open_run(target, options)
+    if auto_advance is None:
+        auto_advance = run.record is not None and run.record.auto_advance
     chosen = stage or unfinished_stage(run)
     names = [each.name for each in run.config.stages]
     if chosen not in names:
@@ -134,6 +138,7 @@ def resume_recorded(
         run.name, stages, chosen, cause="resume", auto_advance=auto_advance, take_over=take_over
     )
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
+    launch = replace(launch, record=replace(launch.record, auto_advance=auto_advance))
     plan, unknown = described_plan(session, launch.config)  # its price, before the projection
     problems = plan_problems(plan, launch.config, launch.region, None, run.now()) if plan else ()
     for level, message, fix in problems:

@@ -68,6 +68,8 @@ def _after_end(
     job = stage.job
     assert job is not None
     reason = job.failure_reason or f"ended at step {stage.resumes_from:,} of {stage.max_steps:,}"
+    if not job.may_start_again:  # its end is known: nobody waits for its nodes
+        silence = None
     if silence is not None:
         reason = silence
     code = ExitCode.STALLED if silence is not None else ExitCode.OK
@@ -77,7 +79,7 @@ def _after_end(
         return NoAction(f"{job.name}: {reason}; the platform may start it again", code)
     if over_budget or silence is not None:
         return Finish(code, f"{job.name}: {reason}")
-    if stage.state in ("failed", "no-results"):
+    if stage.state in ("failed", "no-results") or stage.not_written is not None:
         code = ExitCode.JOB_FAILED
     command = next_command(state.run, stage)
     return Finish(code, f"{job.name}: {reason}; next: {command}")

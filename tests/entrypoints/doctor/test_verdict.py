@@ -384,7 +384,12 @@ def test_later_result_is_compared_and_flagged_nodes_are_remembered(
     assert "algo-3 (i-00000002) was flagged before: node-slow" in printed
     first, second = read_results([tmp_path / "checkpoints" / FOLDER])
     assert first["flagged_nodes"] == [
-        {"node": "algo-3 (i-00000002)", "instance_id": "i-00000002", "code": "node-slow"}
+        {
+            "node": "algo-3 (i-00000002)",
+            "instance_id": "i-00000002",
+            "code": "node-slow",
+            "level": "warn",
+        }
     ]
     assert second["verdict"]["level"] == "warn"
     point = second["measurements"]["world"]["all_reduce"][-1]

@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sm_train.entrypoints.common.node_description import NOT_SAVED
 from sm_train.entrypoints.job_records.node_record import (
     NodeRecord,
     read_nodes,
     store_stop_request,
 )
 from sm_train.entrypoints.node_start.prepare import PreparationError
-from sm_train.entrypoints.node_start.single_job import stop_of_queued_job, wait_for_other_jobs
+from sm_train.entrypoints.node_start.single_job import (
+    has_lost_its_save,
+    stop_of_queued_job,
+    wait_for_other_jobs,
+)
 from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
 
 NOW = time.time()
@@ -95,3 +100,15 @@ def test_a_stop_holds_for_a_requeued_job_and_not_for_another_one(tmp_path: Path)
     store_stop_request(storage, "sm-train stop")
     assert stop_of_queued_job(storage, requeued) is None
     assert stop_of_queued_job(storage, replace(requeued, job_id=None)) is None
+
+
+def test_a_job_that_lost_its_last_checkpoint_is_known_when_it_starts_again(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    first = stored(storage, "7", ago=60, state="ended")
+    again = replace(first, started=NOW, ran=0.0)
+    assert not has_lost_its_save(storage, again)
+    write_file(storage, first.file, replace(first, exit_code=NOT_SAVED).to_json())
+    assert has_lost_its_save(storage, again)
+    # Another job, after the cure, trains.
+    assert not has_lost_its_save(storage, replace(again, job_id="8"))
+    assert not has_lost_its_save(storage, replace(again, job_id=None))

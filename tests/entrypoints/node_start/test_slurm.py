@@ -20,7 +20,7 @@ from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 from tests.conftest import Cli
 from tests.support.cluster.demo_runs import demo_document, latest_step
-from tests.support.cluster.slurm_cluster import NODES, Slurm, slurm_cluster
+from tests.support.cluster.slurm_cluster import NODES, Slurm, keep_code, slurm_cluster
 from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration
@@ -138,14 +138,12 @@ def test_slurm_job_in_an_image_is_requeued_and_resumes(
 
 
 def stage(slurm: Slurm, config: RunConfig) -> Manifest:
-    """Write the batch script, and the bundle to the place that it names."""
+    """Write the batch script, and the bundle to the folder that all nodes share."""
     bundle = build_bundle(config, None)
     manifest = build_manifest(
         config, config.stages[0], "slurm", bundle, region="us-east-1", file=None
     )
-    file = slurm.folder / "buckets" / manifest.code_uri.removeprefix("s3://")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(bundle.archive)
+    keep_code(slurm.folder / "shared" / config.name, bundle)
     (slurm.folder / f"{manifest.name}.sbatch").write_text(manifest.text)
     return manifest
 

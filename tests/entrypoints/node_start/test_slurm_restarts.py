@@ -1,41 +1,20 @@
-"""The batch script of `manifest` on a real Slurm: what is started again, and what ends.
-
-The node's program is a stand-in that ends as the real one does, with its record.
-"""
+"""The batch script of `manifest` on a real Slurm: what is started again, and what ends."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
+import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, RECORDS, STOPPED
-from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.submit.run_bundle import bundle_of
+from sm_train.entrypoints.common.node_description import STOPPED
 
-from tests.support.cluster.slurm_cluster import Slurm, slurm_cluster
-from tests.support.run_documents import config, stage
+from tests.conftest import Cli
+from tests.support.cluster.slurm_cluster import NODES, Slurm, slurm_cluster
+from tests.support.cluster.slurm_runs import log, records, run_of, script, store, submit
 
 pytestmark = pytest.mark.integration
-
-STAGE = "256px"
-PROGRAM = f"""
-record=$2/algo-$SLURM_PROCID-job$SLURM_JOB_ID-$(date +%s%N)
-mkdir -p $record
-echo "restart ${{SLURM_RESTART_COUNT:-0}} on $(hostname)"
-finish() {{ echo "{{\\"exit_code\\": $1, \\"x\\": 0}}" >$record/node.json; exit $1; }}
-trap 'finish {STOPPED}' TERM
-wait_for_a_signal() {{ while true; do sleep 0.2; done; }}
-restarted=${{SLURM_RESTART_COUNT:-0}}
-case $1 in
-    progress) [ $restarted = 0 ] || finish 0
-              sleep 2; [ $SLURM_PROCID = 1 ] || finish {FAILED_AFTER_PROGRESS}; wait_for_a_signal ;;
-    error) sleep 1; [ $SLURM_PROCID = 1 ] || finish 1; wait_for_a_signal ;;
-    *) [ $restarted = 0 ] || finish 0; wait_for_a_signal ;;
-esac
-"""
 
 
 @pytest.fixture(scope="module")
@@ -44,50 +23,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
-def script(slurm: Slurm, name: str, behavior: str) -> Path:
-    """Return the batch script of a run whose nodes behave so."""
-    run = config(
-        name=name,
-        stages=[stage(STAGE, instances=2)],
-        cluster={"instance_type": "ml.g5.xlarge"},
-        slurm={
-            "shared_folder": str(slurm.folder / "shared"),
-            "local_folder": str(slurm.folder / "disk"),
-            # The nodes have one processor each.
-            "options": {"exclusive": False},
-            "container": False,
-            "python": "python3",
-        },
-    )
-    text = build_manifest(
-        run, run.stages[0], "slurm", bundle_of(run, Path()), region="us-east-1", file=None
-    ).text
-    (slurm.folder / "shared" / name / "logs").mkdir(parents=True)
-    program = slurm.folder / "shared" / "program.sh"
-    program.write_text(PROGRAM)
-    records = slurm.folder / "shared" / name / "checkpoints" / STAGE / RECORDS
-    task = shlex.join(["bash", str(program), behavior, str(records)])
-    text, replaced = re.subn(r" bash -c '.*' start \"\$archive\" \|\|", f" {task} ||", text)
-    assert replaced == 1
-    text, replaced = re.subn(r"if ! check &>/dev/null; then", "if false; then", text)
-    assert replaced == 1
-    path = slurm.folder / "shared" / f"{name}.sbatch"
-    path.write_text(text)
-    return path
-
-
-def submit(slurm: Slurm, path: Path, *options: str) -> str:
-    """Submit a batch script; return the job's number."""
-    return slurm.run(shlex.join(["sbatch", "--parsable", *options, str(path)]))
-
-
-def log(slurm: Slurm, name: str) -> str:
-    return "".join(path.read_text() for path in (slurm.folder / "shared" / name / "logs").iterdir())
-
-
 def test_a_time_limit_and_a_failure_with_progress_continue_and_an_error_ends(
     slurm: Slurm,
 ) -> None:
+    # Slurm sends SIGTERM up to a minute early.
+    limited = submit(slurm, script(slurm, "limited", "waits"), "--time=3", "--nodes=1")
+
     failing = submit(slurm, script(slurm, "failing", "progress"))
     slurm.wait_for_job(failing, JobState="PENDING", Restarts="1")
     assert "queued again (progress), restart 0" in log(slurm, "failing")
@@ -98,8 +39,10 @@ def test_a_time_limit_and_a_failure_with_progress_continue_and_an_error_ends(
     slurm.wait_for_job(wrong, JobState="FAILED", Restarts="0")
     assert "queued again" not in log(slurm, "wrong")
 
-    # Slurm sends SIGTERM up to a minute early.
-    limited = submit(slurm, script(slurm, "limited", "waits"), "--time=3")
+    unsaved = submit(slurm, script(slurm, "unsaved", "unsaved"))
+    slurm.wait_for_job(unsaved, JobState="FAILED", Restarts="0")
+    assert "queued again" not in log(slurm, "unsaved")
+
     slurm.wait_for_job(limited, JobState="PENDING", Restarts="1")
     assert "queued again (time), restart 0" in log(slurm, "limited")
     slurm.start_soon(limited)
@@ -129,3 +72,61 @@ def test_a_preempted_job_is_queued_again_by_slurm(slurm: Slurm) -> None:
     slurm.run(f"scancel {high}")
     slurm.start_soon(low)
     slurm.wait_for_job(low, JobState="COMPLETED", Restarts="1")
+
+
+def test_a_lost_node_is_replaced_and_so_is_one_that_the_doctor_flagged(slurm: Slurm) -> None:
+    number = submit(slurm, script(slurm, "lost", "waits"))
+    slurm.wait_for("its nodes", lambda: log(slurm, "lost").count("restart 0 on gpu-") == 2)
+    slurm.lose(NODES[1])
+    slurm.wait_for_job(number, JobState="PENDING", Restarts="1")
+    slurm.start_soon(number)
+    slurm.wait_for_job(number, JobState="COMPLETED", Restarts="1")
+    assert re.findall("restart 1 on (\\S+)", log(slurm, "lost")) in (
+        [NODES[0], NODES[2]],
+        [NODES[2], NODES[0]],
+    )
+    slurm.repair(NODES[1])
+
+    number = submit(slurm, script(slurm, "flagged", "unfit"))
+    slurm.wait_for_job(number, JobState="PENDING", Restarts="1", ExcNodeList=NODES[0])
+    assert f"without the flagged nodes {NODES[0]}" in log(slurm, "flagged")
+    slurm.start_soon(number)
+    slurm.wait_for_job(number, JobState="COMPLETED", Restarts="1")
+    # Where too few nodes would be left, none is excluded: the job would wait for ever.
+    slurm.run(f"scontrol update nodename={NODES[2]} state=drain reason=test")
+    number = submit(slurm, script(slurm, "few", "unfit"))
+    slurm.wait_for_job(number, JobState="PENDING", Restarts="1", ExcNodeList="(null)")
+    slurm.run(f"scancel {number}")
+    slurm.run(f"scontrol update nodename={NODES[2]} state=resume")
+
+
+def test_a_job_that_makes_no_progress_is_started_again_a_number_of_times(slurm: Slurm) -> None:
+    number = submit(slurm, script(slurm, "fruitless", "again", max_restarts=1))
+    slurm.wait_for("its start", lambda: log(slurm, "fruitless").count("restart 0 on") == 2)
+    for restarts in ("1", "2"):
+        slurm.run(f"scontrol requeue {number}")
+        slurm.wait_for_job(number, JobState="PENDING", Restarts=restarts)
+        slurm.start_soon(number)
+        if restarts == "1":
+            slurm.wait_for("a restart", lambda: log(slurm, "fruitless").count("restart 1 on") == 2)
+    slurm.wait_for_job(number, JobState="FAILED", Restarts="2")
+    assert "error: 1 restarts without a checkpoint (slurm.max_restarts)" in log(slurm, "fruitless")
+
+
+def test_a_stop_in_the_queue_holds(cli: Cli, slurm: Slurm) -> None:
+    number = submit(slurm, script(slurm, "stopped", "waits", then_real=True))
+    slurm.wait_for("its start", lambda: log(slurm, "stopped").count("restart 0 on") == 2)
+    slurm.run(f"scontrol requeue {number}")
+    slurm.wait_for_job(number, JobState="PENDING", Restarts="1")
+    folder = records(slurm, "stopped")
+    for path in folder.glob("algo-*"):  # of the stand-in
+        shutil.rmtree(path)
+    store(slurm, "stopped", number, state="ended", exit_code=STOPPED)
+    document = run_of(slurm, "stopped").model_dump_json(exclude_unset=True)
+    (folder / "run.json").write_text(document)
+    stopped = cli("stop", folder.parents[1], "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "it may still wait in the platform's queue" in json.loads(stopped.stdout)["warning"]
+    slurm.start_soon(number)
+    slurm.wait_for_job(number, JobState="COMPLETED", Restarts="1")
+    assert log(slurm, "stopped").count("sm-train stop asks for a stop") == 2

@@ -288,6 +288,29 @@ def save(base: Path, node: int, step: int, *notes: str) -> None:
             (folder / f"{name}{note}").touch()
 
 
+def test_checkpoints_that_cannot_be_written_are_an_alert(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
+) -> None:
+    cluster = start_cluster(uploads=False)
+    for count in (1, 2):
+        for writer in cluster.writers:
+            writer.report_failed_saves(count)
+        cluster.run(5, 0, 1)
+    assert server.received == []
+    for writer in cluster.writers:
+        writer.report_failed_saves(3)
+    cluster.run(5, 0, 1)
+    [alert] = server.wait_for(1)
+    assert alert["text"].startswith("[critical] ")
+    assert alert["text"].endswith("checkpoints cannot be written")
+    assert "3 checkpoints in a row could not be written" in alert["attachments"][0]["text"]
+    for writer in cluster.writers:
+        writer.report_failed_saves(0)
+    cluster.run(5, 0, 1)
+    [_, resolved] = server.wait_for(2)
+    assert resolved["text"].startswith("[resolved] ")
+
+
 def test_checkpoints_that_a_node_does_not_upload_are_an_alert(
     tmp_path: Path, start_cluster: Callable[..., WatchedCluster], server: WebhookServer
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from datetime import date
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
+    JOB_VARIABLE,
     MACHINE_VARIABLE,
     NODE_VARIABLE,
     NodeDescription,
@@ -166,10 +168,8 @@ def test_pods_know_the_name_of_their_machine() -> None:
 def test_secrets_are_references() -> None:
     run = config(kubernetes={"image": IMAGE, "secrets": {"SM_TRAIN_WEBHOOK": "alerts/hook"}})
     [pod] = pods(manifest(run, "trainjob"))
-    assert pod["spec"]["containers"][0]["env"][-1] == {
-        "name": "SM_TRAIN_WEBHOOK",
-        "valueFrom": {"secretKeyRef": {"name": "alerts", "key": "hook"}},
-    }
+    secret = {"secretKeyRef": {"name": "alerts", "key": "hook"}}
+    assert {"name": "SM_TRAIN_WEBHOOK", "valueFrom": secret} in pod["spec"]["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("target", KUBERNETES)
@@ -372,7 +372,7 @@ def test_variables_are_set_before_the_first_command() -> None:
         "environment": {"AWS_ENDPOINT_URL_S3": "https://s3.example.com"},
     }
     text = manifest(config(cluster=cluster), "slurm").text
-    assert text.index("export AWS_ENDPOINT_URL_S3=") < text.index("aws s3 cp")
+    assert text.index("export AWS_ENDPOINT_URL_S3=") < text.index("boto3.client")
 
 
 SYNCED = {"image": IMAGE, "data": "sync"}
@@ -543,7 +543,11 @@ def test_a_patch_changes_what_it_names_and_keeps_the_rest() -> None:
     }
     variables = {variable["name"]: variable.get("value") for variable in node["env"]}
     assert variables["NCCL_DEBUG"] == "WARN"
-    assert variables.keys() == environment(before).keys() | {"NCCL_DEBUG", MACHINE_VARIABLE}
+    assert variables.keys() == environment(before).keys() | {
+        "NCCL_DEBUG",
+        JOB_VARIABLE,
+        MACHINE_VARIABLE,
+    }
     [work] = [volume for volume in spec["volumes"] if volume["name"] == "work"]
     assert work["emptyDir"] == {"sizeLimit": "2Ti"}
     # A TrainJob states command, variables and resources itself, and no container twice.
@@ -551,6 +555,37 @@ def test_a_patch_changes_what_it_names_and_keeps_the_rest() -> None:
     [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     first = replicated["template"]["spec"]["template"]["spec"]["containers"][0]
     assert first.keys() == {"name", "image", "volumeMounts"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"priorityClass": "high"},
+            "spec.priorityClass: Kubernetes has no such field; did you mean priorityClassName?",
+        ),
+        (
+            {"containers": [{"name": "node", "resource": {"limits": {"cpu": "1"}}}]},
+            "spec.containers[0].resource: Kubernetes has no such field; did you mean resources?",
+        ),
+        ({"hostNetwork": "maybe"}, "hostNetwork: input should be a valid boolean"),
+        ({"tolerations": [{"operators": "Exists"}]}, "spec.tolerations[0].operators: "),
+    ],
+)
+def test_a_patch_is_read_as_kubernetes_reads_it(spec: dict[str, Any], message: str) -> None:
+    patched = config(kubernetes={"image": IMAGE, "pod_patch": {"spec": spec}})
+    with pytest.raises(ManifestError, match=re.escape(f"kubernetes.pod_patch: {message}")):
+        manifest(patched, "trainjob")
+
+
+def test_a_patch_may_hold_what_the_models_misread() -> None:
+    term = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "rack"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    spec = {"affinity": affinity, "priorityClassName": "high"}
+    [pod] = pods(
+        manifest(config(kubernetes={"image": IMAGE, "pod_patch": {"spec": spec}}), "trainjob")
+    )
+    assert pod["spec"]["affinity"] == affinity
 
 
 def test_an_element_of_a_patch_can_be_removed_and_needs_its_key() -> None:

@@ -1,4 +1,4 @@
-"""A real Slurm cluster: a controller and two nodes on this computer.
+"""A real Slurm cluster: a controller and three nodes on this computer.
 
 Each ``slurmd`` runs in a mount namespace of its own, with its own local disk and the cluster's host
 names, so that the nodes share only what a shared file system would. GPUs are devices that nothing
@@ -13,10 +13,13 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle
 
 from tests.support.capabilities import skip_or_fail
 from tests.support.cluster.training_jobs import free_port
@@ -25,13 +28,7 @@ from tests.support.deadline import DEADLINE
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "cc")
 PYXIS = Path(__file__).parents[1] / "pyxis" / "pyxis.c"
 HEADER = Path("/usr/include/slurm/spank.h")
-NODES = ("gpu-0", "gpu-1")
-
-AWS_CLI = """\
-#!/bin/sh
-# aws s3 cp --only-show-errors s3://BUCKET/KEY FILE
-exec cp "{buckets}/${{4#s3://}}" "$5"
-"""
+NODES = ("gpu-0", "gpu-1", "gpu-2")
 
 CONFIGURATION = """\
 ClusterName=test
@@ -55,12 +52,14 @@ SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=1 RealMemory=1000 Gres=gpu:1
 NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
 NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+NodeName={nodes[2]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]}
 KillWait=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=bf_interval=2,sched_interval=2
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
+PartitionName=short Nodes=ALL MaxTime=5 PriorityTier=1
 """
 
 
@@ -71,7 +70,7 @@ class Slurm:
         self.folder = folder
         (folder / "state").mkdir(parents=True)
         host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True)
-        ports = (free_port(), free_port(), free_port())
+        ports = tuple(free_port() for _ in range(1 + len(NODES)))
         text = CONFIGURATION.format(
             host=host.stdout.strip(), ports=ports, folder=folder, nodes=NODES
         )
@@ -82,20 +81,21 @@ class Slurm:
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
         names = (*NODES, "localhost", host.stdout.strip())
         (folder / "hosts").write_text("".join(f"127.0.0.1 {name}\n" for name in names))
+        self.small_disk = folder / "small"
+        """A file system of 48 MB that all nodes share."""
         (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
         (folder / "munge.key").chmod(0o600)
-        (folder / "bin").mkdir()
-        (folder / "bin" / "aws").write_text(AWS_CLI.format(buckets=folder / "buckets"))
-        (folder / "bin" / "aws").chmod(0o755)
-        self._environment = {
-            **os.environ,
+        self._own_environment = {
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PYXIS_OPTIONS": str(folder / "pyxis.options"),
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         }
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> None:
+        self.small_disk.mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=48m", "small", self.small_disk], check=True
+        )
         names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
         files = {name: self.folder / f"munge.{name.partition('-')[0]}" for name in names}
         self._daemon(
@@ -104,8 +104,33 @@ class Slurm:
         self.wait_for("munged", lambda: files["socket"].exists())
         self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
         for node in NODES:
-            self._daemon(node, ["unshare", "--mount", "bash", "-c", self._node_command(node)])
-        self.wait_for("nodes", lambda: self.run("sinfo --noheader -o %T-%D") == "idle-2")
+            self._start_node(node)
+        ready = f"idle-{len(NODES)}"
+        self.wait_for(
+            "nodes", lambda: self.run("sinfo --noheader --partition=main -o %T-%D") == ready
+        )
+
+    def _start_node(self, node: str) -> None:
+        self._daemon(node, ["unshare", "--mount", "bash", "-c", self._node_command(node)])
+
+    def lose(self, node: str) -> None:
+        """Let a node lose its power, of which the controller is told at once."""
+        daemon = self._daemons.pop(node)
+        name = (Path("/proc") / str(daemon.pid) / "ns" / "mnt").readlink()
+        daemon.kill()
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if (folder / "ns" / "mnt").readlink() == name:
+                    os.kill(int(folder.name), signal.SIGKILL)
+        daemon.wait(DEADLINE)
+        self.run(f"scontrol update nodename={node} state=down reason=power")
+
+    def repair(self, node: str) -> None:
+        """Start a node again that was lost, and wait until jobs can use it."""
+        self._start_node(node)
+        self.run(f"scontrol update nodename={node} state=resume")
+        query = f"sinfo --noheader --partition=main --nodes={node} -o %T"
+        self.wait_for(node, lambda: self.run(query) == "idle")
 
     def _node_command(self, node: str) -> str:
         """Return what starts a node: with a disk of its own, and the cluster's host names."""
@@ -117,16 +142,22 @@ class Slurm:
         )
 
     def _daemon(self, name: str, command: list[str]) -> None:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self._daemons.append(
-                subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                command, env={**os.environ, **self._own_environment}, stdout=log, stderr=log
             )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which a user's programs find the cluster."""
+        return self._own_environment
 
     def run(self, command: str) -> str:
         """Run a command line as a user of the cluster would, and return its output."""
         result = subprocess.run(
             ["bash", "-c", command],
-            env=self._environment,
+            # With the stand-in of AWS that the test uses now.
+            env={**os.environ, **self._own_environment},
             capture_output=True,
             text=True,
             check=False,
@@ -181,9 +212,17 @@ class Slurm:
             time.sleep(0.5)
 
     def down(self) -> None:
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(self._daemons.values()):
             daemon.terminate()
             daemon.wait(DEADLINE)
+        subprocess.run(["umount", "--lazy", self.small_disk], check=False)
+
+
+def keep_code(folder: Path, bundle: Bundle) -> None:
+    """Write the code where a node leaves it for the others, in the folder of the run."""
+    file = folder / "code" / bundle.sha256[:16] / ARCHIVE_NAME
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bundle.archive)
 
 
 def _read(file: Path) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS
 from sm_train.toolkit.jobs.event_lines import Event
-from sm_train.toolkit.jobs.live_events import progress_of
+from sm_train.toolkit.jobs.live_events import failed_saves, progress_of
 from sm_train.toolkit.jobs.live_state import (
     fold_events,
     merge,
@@ -182,3 +182,16 @@ def test_repeated_notices_are_counted_and_show_the_newest_message() -> None:
         ("algo-1", "stall", "ended", 1),
         ("algo-1", "bad-sample", "second of them", 2),
     ]
+
+
+def test_checkpoints_that_could_not_be_written_are_counted_since_the_newest_complete_one() -> None:
+    def failed(time: float, message: str) -> NodeEvent:
+        return logged("warning", time, code="checkpoint-failed", message=message)
+
+    events = [failed(NOW, "a"), logged("checkpoint", NOW + 1, step=20)]
+    assert failed_saves(fold_events(events)) is None
+    events += [failed(NOW + 2, "b"), failed(NOW + 3, "disk full")]
+    assert failed_saves(fold_events(events)) == (
+        "2 checkpoints could not be written since that of step 20: disk full"
+    )
+    assert failed_saves(fold_events(events[3:])) == "a checkpoint could not be written: disk full"

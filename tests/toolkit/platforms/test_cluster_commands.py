@@ -319,6 +319,19 @@ def test_watch_waits_for_the_platform_to_start_a_job_again(
     assert (json.loads(done.stdout)["action"], done.returncode) == (action, code), done.stdout
 
 
+@pytest.mark.parametrize("age", [60, 600])
+def test_an_attempt_that_lost_its_last_checkpoint_is_not_waited_for(
+    cli: Cli, stored: StoredRun, age: float
+) -> None:
+    stored.checkpoint(500)
+    stored.attempt(time.time() - age, states=("ended", "ended"), codes=(74, 143))
+    done = cli("watch", stored.folder, "--once", "--json")
+    assert done.returncode == ExitCode.JOB_FAILED, done.stdout
+    document = json.loads(done.stdout)
+    assert document["action"] == "end"
+    assert "exit code 74: its last checkpoint is not stored" in document["message"]
+
+
 def test_watch_of_live_nodes_continues(cli: Cli, stored: StoredRun) -> None:
     stored.attempt(time.time() - 10)
     document = json.loads(cli("watch", stored.folder, "--once", "--json").stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -143,6 +144,16 @@ def test_user_code_failure_and_user_stop_are_final() -> None:
         ended = decide(state(stopped))
         assert isinstance(ended, Finish)
         assert ended.exit_code == ExitCode.OK
+
+
+def test_a_stop_without_its_checkpoint_is_a_failure() -> None:
+    stopped = replace(
+        state(job(1, "Stopped", stopped_for="user"), step=400),
+        not_written="a checkpoint could not be written since that of step 400: No space left",
+    )
+    ended = decide(stopped)
+    assert isinstance(ended, Finish)
+    assert ended.exit_code == ExitCode.JOB_FAILED
 
 
 def test_only_inactivity_beyond_the_timeout_is_a_stall() -> None:

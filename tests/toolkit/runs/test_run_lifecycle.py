@@ -652,6 +652,24 @@ def test_stop_finds_the_job_that_a_watcher_starts_while_tags_are_denied(laptop: 
     assert [body["TrainingJobName"] for body in laptop.aws.bodies("StopTrainingJob")] == [SECOND]
 
 
+@pytest.mark.integration
+def test_resume_keeps_auto_advance_unless_it_is_told_otherwise(laptop: Laptop) -> None:
+    laptop.sagemaker.checkpoint("256px", 300)
+    choices = [
+        (("demo", "--auto-advance"), "on"),
+        (("demo",), "on"),
+        ((laptop.run_file,), "on"),
+        (("demo", "--no-auto-advance"), None),
+        (("demo",), None),
+    ]
+    for number, (arguments, expected) in enumerate(choices, start=1):
+        laptop("stop", "demo")
+        laptop.sagemaker.set_status(f"demo--256px-{number:04d}", "Stopped")
+        laptop("resume", *arguments, "--yes")
+        tags = laptop.sagemaker.tags(f"demo--256px-{number + 1:04d}")
+        assert tags.get("sm-train:auto-advance") == expected, arguments
+
+
 @pytest.mark.slow
 def test_completed_job_without_results_is_not_done_and_no_stage_follows(
     cli: Cli, aws: Aws, tmp_path: Path

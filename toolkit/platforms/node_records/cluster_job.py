@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 
-from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
+from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, NOT_SAVED, STOPPED
 from sm_train.entrypoints.job_records.attempts import attempts, failed, named
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest, StoredNode
 from sm_train.toolkit.jobs.platform import LOST, Platform
@@ -51,6 +51,8 @@ class ClusterJob(RunJob):
         requested = any(record.stopped_by for record in self.records)
         ends = {record.exit_code for record in self.records if record.state == "ended"}
         is_lost = any(record.state != "ended" for record in self.records)
+        if NOT_SAVED in ends:
+            return False
         codes = self.platform.restarted_codes
         comes_again = codes is None or is_lost or not codes.isdisjoint(ends)
         return self.status in ("Failed", "Stopped") and not requested and comes_again
@@ -132,6 +134,8 @@ def _end(starts: Sequence[StoredNode]) -> tuple[str, str, str]:
         codes = sorted({f"{start.record.exit_code}" for start in ended})
         reason = f"{named(ended)} ended with exit code {', '.join(codes)}"
         reason += ", after a new checkpoint was stored" if progress else ""
+        if any(start.record.exit_code == NOT_SAVED for start in ended):
+            reason += ": its last checkpoint is not stored"
         return "Failed", "Failed", reason
     if lost:
         since = _time(max(start.seen for start in lost))

@@ -21,6 +21,7 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.manifests.manifest import queue_commands
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
@@ -36,6 +37,7 @@ from sm_train.toolkit.platforms.node_records.cluster_job import (
     cluster_platform,
 )
 from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions, PlacedRun
+from sm_train.toolkit.platforms.scheduler import run_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +201,22 @@ class ClusterRun(PlacedRun):
         if not job.live:
             command = self._command("cancel") or self._command("stop")
             # Whether it waits in a queue, only the platform knows.
-            warning = f"it may still wait in the platform's queue: `{command}` takes it out of it"
+            warning = (
+                f"it may still wait in the platform's queue: `{command}`, or --cancel where that "
+                "program is, takes it out of it"
+            )
         return self.refreshed_job(job), warning
+
+    def leave_queue(self) -> str:
+        """Take the run's newest job out of its platform's queue, by the platform's own program."""
+        job = self.newest_job()
+        command = queue_commands(
+            self.name, job.stage, self.config.kubernetes.namespace, self._command("stop") or ""
+        )
+        if command is None:
+            raise UserError(f"--cancel: the nodes of {job.name} stored no command for its queue")
+        run_command(command)
+        return command
 
     def store_stop(self, stage: str, by: str) -> None:
         """Store a request to stop a stage."""

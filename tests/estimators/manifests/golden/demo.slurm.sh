@@ -17,7 +17,7 @@
 # sm-train/commit: 0000000000000000000000000000000000000000
 set -euo pipefail
 
-export SM_TRAIN_NODE='{"stage":"digits","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":2,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/digits/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/digits/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/digits/checkpoints/digits","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=digits-digits","stop":"scancel --name=digits-digits --signal=TERM","resume":"sbatch digits-digits.sbatch"},"take_over":false}'
+export SM_TRAIN_NODE='{"stage":"digits","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":2,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/digits/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/digits/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/digits/checkpoints/digits","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=digits-digits","stop":"scancel --name=digits-digits --signal=TERM","cancel":"scancel --name=digits-digits --state=PENDING","resume":"sbatch digits-digits.sbatch"},"take_over":false}'
 export AWS_REGION=us-east-1
 export AWS_DEFAULT_REGION=us-east-1
 export NCCL_DEBUG=INFO
@@ -30,27 +30,63 @@ export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/sm-train-nccl-
 export SM_TRAIN_BUNDLE=5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f
 export SM_TRAIN_COMMIT=0000000000000000000000000000000000000000
 export SM_TRAIN_REMOVALS_0=train=s3://my-bucket/digits/index.parquet.removed
-export SAGEMAKER_BASE_DIR=/tmp/sm-train-$SLURM_JOB_ID
+export SAGEMAKER_BASE_DIR=/tmp/sm-train-$UID-digits-digits
 
-# The code, fetched once for all nodes; another digest ends the job.
-code=/fsx/sm-train/digits/code/5f5f5f5f5f5f5f5f
-archive=$code/sourcedir.tar.gz
-check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $archive" | sha256sum --check --quiet -; }
+# Each node fetches the code unless another has; another digest ends the job.
+export code=/fsx/sm-train/digits/code/5f5f5f5f5f5f5f5f
 mkdir -p "$code"
-if ! check &>/dev/null; then
-    aws s3 cp --only-show-errors s3://my-bucket/digits/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$archive"
-    check
+fetch='
+check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $1" | sha256sum --check --status -; }
+if ! check "$code/sourcedir.tar.gz" 2>/dev/null; then
+    own="$SAGEMAKER_BASE_DIR/sourcedir.tar.gz" shared="$code/sourcedir.tar.gz.$SLURM_JOB_ID-$SLURM_PROCID"
+    mkdir -p "$SAGEMAKER_BASE_DIR"
+    python3 - s3://my-bucket/digits/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$own" <<"END" && check "$own" || {
+import os
+import sys
+
+try:
+    import boto3
+
+    bucket, _, key = sys.argv[1].removeprefix("s3://").partition("/")
+    pairs = os.environ.get("SM_TRAIN_BUCKET_OWNERS", "").split(",")
+    owner = dict(pair.partition("=")[::2] for pair in pairs).get(bucket)
+    owner = owner or boto3.client("sts").get_caller_identity()["Account"]
+    expected = {} if owner == "any" else {"ExpectedBucketOwner": owner}
+    boto3.client("s3").download_file(bucket, key, sys.argv[2], ExtraArgs=expected)
+except Exception as error:
+    sys.exit(f"sm-train: error: {sys.argv[1]}: {error}")
+END
+        echo "sm-train: error: $code/sourcedir.tar.gz is not the code of this run: copy "s3://my-bucket/digits/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz" there" >&2
+        exit 1
+    }
+    cp "$own" "$shared" && mv -f "$shared" "$code/sourcedir.tar.gz"
 fi
+'
 
 # HyperPod repeats the step on replaced nodes; only its srun has this option.
 resume=()
 if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi
-begin=$(mktemp "$code/.begin-XXXXXX")
-status=0
-srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive" || status=$?
 
-# Continue after a failure with a new checkpoint, and after a time limit.
+# Starts of this job since it last stored a checkpoint.
+mkdir -p /fsx/sm-train/digits/checkpoints/digits/job-records
+begin=/fsx/sm-train/digits/checkpoints/digits/job-records/.starts-$SLURM_JOB_ID
+restarts() {
+    local saved
+    saved=$(find /fsx/sm-train/digits/checkpoints/digits -name complete.json -newer "$begin" 2>/dev/null || true)
+    if [ -n "$saved" ] || [ ! -s "$begin" ]; then echo 0; else cat "$begin"; fi
+}
+if [ "$(restarts)" -gt 3 ]; then
+    echo "sm-train: error: 3 restarts without a checkpoint (slurm.max_restarts)"
+    exit 1
+fi
+starts=$(($(restarts) + 1)); echo "$starts" >"$begin"
+status=0
+srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c "$fetch"'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$code/sourcedir.tar.gz" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' || status=$?
+
+# Continue after a failure with a new checkpoint, after a time limit, and without nodes
+# that have been flagged.
 again=
+flagged=$(cat /fsx/sm-train/digits/checkpoints/digits/job-records/flagged-nodes 2>/dev/null || true)
 if [ "$status" -ne 0 ]; then
     found=$(find /fsx/sm-train/digits/checkpoints/digits/job-records -name node.json -newer "$begin" 2>/dev/null || true)
     if grep -qE '"exit_code": 75[,}]' $found /dev/null; then again=progress; fi
@@ -58,16 +94,32 @@ if [ "$status" -ne 0 ]; then
         export SLURM_TIME_FORMAT=standard
         end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)
         [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)
-        saved=$(find /fsx/sm-train/digits/checkpoints/digits -name complete.json -newer "$begin" 2>/dev/null || true)
-        [ -n "$saved" ] || [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ] || end=
         if [ -n "$end" ] && [ $((end - $(date +%s))) -le 240 ]; then
             again=time
         fi
     fi
+    if [ -n "$flagged" ] && [ /fsx/sm-train/digits/checkpoints/digits/job-records/flagged-nodes -nt "$begin" ]; then again=flagged; fi
+    if grep -qE '"exit_code": 74[,}]' $found /dev/null; then again=; fi
+    if [ "$(restarts)" -gt 3 ]; then again=; fi
 fi
-rm -f "$begin"
 if [ -n "$again" ]; then
     echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"
+    # Slurm also stops this script, and excludes nodes of jobs in the queue only.
+    trap '' TERM
     scontrol requeue "$SLURM_JOB_ID"
+fi
+if [ -n "$again" ] && [ -n "$flagged" ]; then
+    usable=$(
+        sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format="%N %t" |
+        awk '$2 ~ /^(idle|alloc|mix|comp)[~#+%]?$/ { print $1 }' | sort --unique || true)
+    left=$(grep -vxFc "$flagged" <<<"$usable" || true)
+    if [ "$left" -ge 2 ]; then
+        excluded=$(paste --serial --delimiters=, <<<"$flagged")
+        for attempt in 1 2 3 4 5; do
+            scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded" && break
+            sleep 1
+        done
+        echo "sm-train: without the flagged nodes" $flagged
+    fi
 fi
 exit "$status"

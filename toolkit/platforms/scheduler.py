@@ -1,0 +1,57 @@
+"""Runs the commands of a manifest on this machine: those of sbatch and kubectl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from sm_train.estimators.manifests.manifest import Manifest
+from sm_train.toolkit.errors import ExitCode, UserError
+
+_SECONDS = 120.0
+
+
+def has_scheduler(manifest: Manifest) -> bool:
+    """Return whether this machine has the program that starts the manifest's job."""
+    return shutil.which(manifest.program) is not None
+
+
+def require_scheduler(manifest: Manifest) -> None:
+    """Refuse to start a job where its program is missing.
+
+    Raises:
+        UserError: it is.
+    """
+    if not has_scheduler(manifest):
+        raise UserError(
+            f"--to {manifest.target}: {manifest.program} is not on this machine; "
+            f"`sm-train manifest RUN --to {manifest.target} --stage-code` prints the commands for "
+            "one that has it"
+        )
+
+
+def run_command(command: str) -> str:
+    """Run a command line of a manifest that was built here; return its output.
+
+    Raises:
+        UserError: it fails; the message is its last line.
+    """
+    try:
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{command}: no answer within {_SECONDS:.0f} s", ExitCode.UNEXPECTED
+        ) from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise UserError(f"{command}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    # sbatch --test-only answers on standard error.
+    return (done.stdout.strip() or done.stderr.strip()).strip()
