@@ -164,6 +164,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/doctor.py
 	$(BIN)/python benchmarks/doctor_accuracy.py
 	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
 

@@ -35,6 +35,10 @@ FAILED_AFTER_PROGRESS = 75
 """Exit code of a node whose job failed after it stored a checkpoint: EX_TEMPFAIL of sysexits.h.
 A manifest does not count the restart after it."""
 
+UNFIT_CLUSTER = 69
+"""Exit code of a node whose doctor found the cluster unfit: EX_UNAVAILABLE of sysexits.h. Other
+nodes may be fit."""
+
 NOT_SAVED = 74
 """Exit code of a node whose last checkpoint could not be written or stored: EX_IOERR of sysexits.h.
 A manifest lets no platform start it again, which would only repeat that."""

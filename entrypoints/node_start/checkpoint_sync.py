@@ -36,6 +36,9 @@ LAST_UPLOAD_SECONDS = 90.0
 """Time after the end of training in which other nodes may still upload files of a checkpoint.
 Kubernetes kills a pod 120 s after SIGTERM (the manifest's terminationGracePeriodSeconds)."""
 
+FAILED_UPLOAD_SECONDS = 10.0
+"""The same after a failure: what other nodes have not uploaded by then, they no longer have."""
+
 _Version = tuple[int, int]
 """What changes when a file does: time of modification and size."""
 
@@ -53,10 +56,9 @@ class CheckpointUploads:
         warn: Callable[[str], None],
         *,
         poll_seconds: float = POLL_SECONDS,
-        last_upload_seconds: float = LAST_UPLOAD_SECONDS,
     ) -> None:
         self._store, self._folder, self._warn = store, folder, warn
-        self._poll_seconds, self._last_upload_seconds = poll_seconds, last_upload_seconds
+        self._poll_seconds = poll_seconds
         sizes, present = store.sizes(), dict(_files(folder))
         self._uploaded = {
             name: version for name, version in present.items() if sizes.get(name) == version[1]
@@ -74,11 +76,11 @@ class CheckpointUploads:
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self) -> list[str]:
-        """Upload what remains; returns what S3 lacks at last."""
+    def finish(self, wait_seconds: float) -> list[str]:
+        """Upload what remains, and wait for files of other nodes; returns what S3 lacks at last."""
         self._ending.set()
         self._thread.join()
-        deadline = time.monotonic() + self._last_upload_seconds
+        deadline = time.monotonic() + wait_seconds
         while True:
             try:
                 remaining = self._upload_changes()

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -43,6 +44,7 @@ from sm_train.entrypoints.common.node_description import (
     NOT_SAVED,
     STOPPED,
     TORCHRUN,
+    UNFIT_CLUSTER,
     NodeDescription,
     job_number,
     machine_name,
@@ -51,11 +53,16 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.doctor.doctor_history import FOLDER as DOCTOR_FOLDER
 from sm_train.entrypoints.doctor.doctor_history import read_results, timestamp, unfit_nodes
+from sm_train.entrypoints.doctor.start_doctor import UnfitClusterError
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest
 from sm_train.entrypoints.job_records.node_recorder import NodeRecorder, recorded_output
 from sm_train.entrypoints.node_start.channels import ChannelError
 from sm_train.entrypoints.node_start.checkpoint_restore import newest_stored_step, restore
-from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
+from sm_train.entrypoints.node_start.checkpoint_sync import (
+    FAILED_UPLOAD_SECONDS,
+    LAST_UPLOAD_SECONDS,
+    CheckpointUploads,
+)
 from sm_train.entrypoints.node_start.cluster_variables import (
     ClusterError,
     ClusterPlace,
@@ -137,12 +144,13 @@ def _run_node(
             describe_cluster(description, paths, place)
         for line in lines:
             _log(line)
-        with _checkpoints(description, paths) as unstored:
+        with _checkpoints(description, paths) as copies:
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             step = _stored_step(description, paths)
             recorder.set_state("training")
             code = _run_launcher(description, place, stop)
+            copies.has_failed = code != 0
     except (
         PackageInstallError,
         PreparationError,
@@ -152,7 +160,7 @@ def _run_node(
         _log(f"error: {error}")
         return 1
     # After a failure, files of other nodes may be missing for that reason.
-    if (code == 0 and unstored) or _last_save_failed(paths):
+    if (code == 0 and copies.unstored) or _failed_with(LastCheckpointError.__name__, paths):
         _log(
             "error: the last checkpoint is not stored; the reason is above. Nothing starts this "
             "job again: cure that first"
@@ -172,6 +180,8 @@ def _run_node(
         if newest is not None and newest > (step or 0):
             _log(f"failed with progress: the checkpoint of step {newest} is stored")
             return FAILED_AFTER_PROGRESS
+        if _failed_with(UnfitClusterError.__name__, paths):
+            return UNFIT_CLUSTER
     return code
 
 
@@ -195,11 +205,10 @@ def _keep_flagged_nodes(description: NodeDescription, paths: SageMakerPaths, sin
     _log(f"the doctor found {', '.join(unfit)} unfit: see {storage.address(FLAGGED)}")
 
 
-def _last_save_failed(paths: SageMakerPaths) -> bool:
-    """Return whether the training failed because it could not save its last checkpoint."""
+def _failed_with(error: str, paths: SageMakerPaths) -> bool:
+    """Return whether the training failed with an error of this class."""
     with contextlib.suppress(OSError):
-        reason = paths.failure.read_text(errors="replace").partition("\n")[0]
-        return LastCheckpointError.__name__ in reason
+        return error in paths.failure.read_text(errors="replace").partition("\n")[0]
     return False
 
 
@@ -291,15 +300,20 @@ def _place(description: NodeDescription) -> ClusterPlace:
     return ClusterPlace(0, hosts, "assigned by the operator", 0, "NNODES")
 
 
-@contextlib.contextmanager
-def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[list[str]]:
-    """Restore the node's checkpoint folder, and upload from it until the launcher has ended.
+@dataclass
+class _Copies:
+    """What became of a node's checkpoints: those of a failed launcher may never be complete."""
 
-    The list that it yields then holds what could not be uploaded of what the launcher left.
-    """
-    unstored: list[str] = []
+    has_failed: bool = False
+    unstored: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[_Copies]:
+    """Restore the node's checkpoint folder, and upload from it until the launcher has ended."""
+    copies = _Copies()
     if not description.syncs_checkpoints:
-        yield unstored
+        yield copies
         return
     store = PrefixFiles(f"{description.checkpoints.rstrip('/')}/")
     restored = restore(store, paths.checkpoints, _warn)
@@ -312,9 +326,11 @@ def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterato
     uploads = CheckpointUploads(store, paths.checkpoints, _warn)
     uploads.start()
     try:
-        yield unstored
+        yield copies
     finally:
-        unstored += uploads.finish()
+        # Other nodes have failed, too, and every second of the wait delays the next attempt.
+        wait = FAILED_UPLOAD_SECONDS if copies.has_failed else LAST_UPLOAD_SECONDS
+        copies.unstored = tuple(uploads.finish(wait))
 
 
 def _require_own_checkpoints(description: NodeDescription, paths: SageMakerPaths) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import datetime
 
 from sm_train.estimators.config.schema import RunConfig
@@ -43,6 +44,11 @@ def measuring_run(run: str) -> str:
 def canary_prefix(run: str) -> str:
     """Return the start of the names of the canaries of ``run`` (`sm-train doctor --canary`)."""
     return f"{short_name(run)}-canary-"
+
+
+def is_canary(run: str) -> bool:
+    """Return whether a run is the canary of another one."""
+    return re.search(r"-canary-\d+$", run) is not None
 
 
 def code_prefix(run: str) -> str:

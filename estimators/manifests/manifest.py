@@ -36,7 +36,8 @@ class Manifest:
 
     ``code_uri`` is where the cluster expects the bundle. ``commands`` are those that take the place
     of `submit` and `resume`, and others of the platform: purpose → command line. ``queue_query`` is
-    one whose output is empty if no such job waits or runs.
+    one whose output is empty if no such job waits or runs. ``watch_schedule`` is that of its
+    watcher outside of the nodes, None if it has none.
     """
 
     target: Target
@@ -46,6 +47,7 @@ class Manifest:
     code_uri: str
     commands: dict[str, str]
     queue_query: str
+    watch_schedule: str | None
 
     @property
     def has_partitions(self) -> bool:
@@ -111,13 +113,15 @@ def build_manifest(
         commands = _slurm_commands(job, file)
         text = batch_script(replace(job, platform="slurm", commands=commands))
         query = f"squeue --noheader --me --name={job.name} --format='%i %T'"
-        return Manifest(target, job.name, text, (), job.code_uri, commands, query)
+        schedule = config.slurm.watch_schedule if _has_watcher(job) else None
+        return Manifest(target, job.name, text, (), job.code_uri, commands, query, schedule)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
     objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
     text = "---\n".join(_yaml(kubernetes_object) for kubernetes_object in objects)
     query = f"kubectl get -n {config.kubernetes.namespace} {_RESOURCES[target]}/{job.name}"
     query += " --ignore-not-found -o name"
-    return Manifest(target, job.name, text, objects, job.code_uri, commands, query)
+    schedule = config.kubernetes.watch_schedule if watcher_name(job) else None
+    return Manifest(target, job.name, text, objects, job.code_uri, commands, query, schedule)
 
 
 def queue_commands(run: str, stage: str, namespace: str, stop: str) -> str | None:

@@ -16,6 +16,7 @@ from sm_train.entrypoints.common.node_description import (
     NOT_SAVED,
     RECORDS,
     STOPPED,
+    UNFIT_CLUSTER,
     NodeChannel,
 )
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
@@ -161,9 +162,8 @@ def _start_again(stage: str, nodes: int, most: int) -> list[str]:
 
     Nodes that the doctor has flagged are excluded, as long as the partition has enough others.
     """
-    progress, stopped, unsaved = (
-        f'"exit_code": {code}[,}}]' for code in (FAILED_AFTER_PROGRESS, STOPPED, NOT_SAVED)
-    )
+    codes = (FAILED_AFTER_PROGRESS, STOPPED, NOT_SAVED, UNFIT_CLUSTER)
+    progress, stopped, unsaved, unfit = (f'"exit_code": {code}[,}}]' for code in codes)
     return [
         "",
         "# Continue after a failure with a new checkpoint, after a time limit, and without nodes",
@@ -181,7 +181,7 @@ def _start_again(stage: str, nodes: int, most: int) -> list[str]:
         "            again=time",
         "        fi",
         "    fi",
-        f'    if [ -n "$flagged" ] && [ {stage}/{FLAGGED} -nt "$begin" ]; then again=flagged; fi',
+        f"    if [ -n \"$flagged\" ] && grep -qE '{unfit}' $found /dev/null; then again=unfit; fi",
         f"    if grep -qE '{unsaved}' $found /dev/null; then again=; fi",
         f'    if [ "$(restarts)" -gt {most} ]; then again=; fi',
         "fi",

@@ -247,6 +247,7 @@ class Run:
         wait: bool = False,
         auto_advance: bool = False,
         take_over: bool = False,
+        unproven: bool = False,
     ) -> Job:
         """Start a stage on SageMaker, from its newest checkpoint if it has one.
 
@@ -258,6 +259,7 @@ class Run:
             wait: Return when the job has ended.
             auto_advance: Let ``sm-train watch`` start each stage when the previous one is done.
             take_over: Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.
+            unproven: Start for more than $1,000 where no job or canary of the last 90 days has run.
 
         Returns:
             The started job.
@@ -266,15 +268,20 @@ class Run:
             UsageError: the stage is running or done already, or the SDK is not installed
                 (the extra ``aws``).
             AccessError: the role, credentials, a permission or a bucket is missing.
-            PreflightError: the shards are missing or too few, or SageMaker rejects the request.
+            PreflightError: the shards are missing or too few, SageMaker rejects the request, or
+                nothing has run on the path of a large start.
             CapacityError: the account's quota is too small.
             OverBudgetError: the run costs more than its budget.
             JobFailedError: ``wait`` is set and the job failed.
         """
         from sm_train.toolkit.api.job import Job
+        from sm_train.toolkit.doctor.proven_path import require_proven
         from sm_train.toolkit.submit.submit import budget_warnings, start
 
         planned = self._planned_job(stage, auto_advance=auto_advance, take_over=take_over)
+        plan = planned.plan
+        config, request = plan.submission.config, planned.request
+        require_proven(planned.session, config, plan.stage, request, plan.cost, unproven=unproven)
         for line in (*planned.warnings, *budget_warnings(planned)):
             warnings.warn(line, stacklevel=2)
         job = Job(start(planned).job, planned.plan.submission.region, self.profile)

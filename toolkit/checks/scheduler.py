@@ -15,8 +15,8 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.platforms.scheduler import has_scheduler, run_command
 from sm_train.toolkit.terminal.formatting import format_duration
 
-_DRY_RUN = Check("scheduler-dry-run", ("error", "info"))
-_LIMITS = Check("partition-limits", ("error",))
+SCHEDULER_DRY_RUN = Check("scheduler-dry-run", ("error", "info"))
+PARTITION_LIMITS = Check("partition-limits", ("error",))
 
 _UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -25,7 +25,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 def scheduler_findings(manifest: Manifest, config: RunConfig, nodes: int) -> Iterator[Finding]:
     """Check a manifest for ``nodes`` nodes with the scheduler of this machine."""
     if not has_scheduler(manifest):
-        yield _DRY_RUN.found(
+        yield SCHEDULER_DRY_RUN.found(
             "info",
             manifest.section,
             f"{manifest.program} is not on this machine: limits and dry run are not checked",
@@ -47,7 +47,7 @@ def _dry_run_findings(manifest: Manifest) -> Iterator[Finding]:
         try:
             run_command(manifest.dry_run(str(file)))
         except UserError as error:
-            yield _DRY_RUN.found(
+            yield SCHEDULER_DRY_RUN.found(
                 "error",
                 manifest.section,
                 str(error).replace(str(file), "MANIFEST"),
@@ -63,11 +63,11 @@ def _partition_findings(config: RunConfig, nodes: int) -> Iterator[Finding]:
     try:
         partitions = _partitions(run_command("scontrol show partition --oneliner"))
     except UserError as error:
-        yield _LIMITS.found("error", "slurm", str(error), "see whether slurmctld answers")
+        yield PARTITION_LIMITS.found("error", "slurm", str(error), "see whether slurmctld answers")
         return
     chosen = _chosen(partitions, named if isinstance(named, str) else None)
     if not chosen:
-        yield _LIMITS.found(
+        yield PARTITION_LIMITS.found(
             "error",
             "slurm.options.partition",
             f"{named or 'no default partition'}: the cluster has {', '.join(sorted(partitions))}",
@@ -102,7 +102,7 @@ def _chosen(
 
 def _problems(name: str, fields: Mapping[str, str], minutes: int, nodes: int) -> Iterator[Finding]:
     if fields.get("State", "UP") != "UP":
-        yield _LIMITS.found(
+        yield PARTITION_LIMITS.found(
             "error",
             "slurm.options.partition",
             f"{name}: is {fields['State']}",
@@ -110,7 +110,7 @@ def _problems(name: str, fields: Mapping[str, str], minutes: int, nodes: int) ->
         )
     longest = _minutes(fields.get("MaxTime", ""))
     if longest is not None and minutes > longest:
-        yield _LIMITS.found(
+        yield PARTITION_LIMITS.found(
             "error",
             "slurm.options.time",
             f"{format_duration(minutes * 60)}: the partition {name} allows "
@@ -120,7 +120,7 @@ def _problems(name: str, fields: Mapping[str, str], minutes: int, nodes: int) ->
     for key in ("MaxNodes", "TotalNodes"):
         most = fields.get(key, "")
         if most.isdecimal() and nodes > int(most):
-            yield _LIMITS.found(
+            yield PARTITION_LIMITS.found(
                 "error",
                 "stages.instances",
                 f"{nodes} nodes: the partition {name} has {key} {most}",

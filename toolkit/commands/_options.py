@@ -74,6 +74,12 @@ accept_components_option = click.option(
     help="Continue although model.components holds other tensors than the run was trained with.",
 )
 
+unproven_option = click.option(
+    "--unproven",
+    is_flag=True,
+    help="Start for more than $1,000 where no job or canary of the last 90 days has run.",
+)
+
 _LOCAL_OPTIONS = (
     click.option(
         "--nodes", type=click.IntRange(1), metavar="N", help="--local: number of emulated nodes."

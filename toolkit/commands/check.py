@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     "--to",
     "target",
     type=click.Choice(list(TARGETS_BY_NAME)),
-    help="Also let this machine's scheduler check the manifest: limits and its own dry run.",
+    metavar="TARGET",
+    help="Also let the scheduler of slurm, kubernetes, pytorchjob or hyperpod-eks check the "
+    "manifest: limits and its own dry run.",
 )
 @click.pass_obj
 def command(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import accept_components_option
+from sm_train.toolkit.commands._options import accept_components_option, unproven_option
 
 
 @sm_train_command(
@@ -27,6 +28,7 @@ from sm_train.toolkit.commands._options import accept_components_option
     help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
 )
 @accept_components_option
+@unproven_option
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.pass_obj
 def command(
@@ -36,6 +38,7 @@ def command(
     auto_advance: bool | None,
     take_over: bool,
     accept_components: bool,
+    unproven: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -44,6 +47,7 @@ def command(
     Given a run file, the job uses its settings and this sm-train's training code. Given a run's or
     a job's name, it uses the code that was submitted last, from any laptop.
     """
+    from sm_train.toolkit.doctor.proven_path import require_proven
     from sm_train.toolkit.submit.resume import resume
 
     resume(
@@ -55,4 +59,5 @@ def command(
         as_json=as_json,
         take_over=take_over,
         accept_components=accept_components,
+        before_start=partial(require_proven, unproven=unproven),
     )

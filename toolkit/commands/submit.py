@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sm_train.toolkit.commands._options import (
     accept_components_option,
     local_options,
     set_option,
+    unproven_option,
 )
 from sm_train.toolkit.errors import UserError
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
 )
 @accept_components_option
+@unproven_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
 @click.option(
     "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
@@ -88,7 +91,9 @@ if TYPE_CHECKING:
     "--to",
     "target",
     type=click.Choice(list(TARGETS_BY_NAME)),
-    help="Start on Kubernetes (a TrainJob) or Slurm, with this machine's kubectl or sbatch.",
+    metavar="TARGET",
+    help="Start on kubernetes (a TrainJob), slurm, pytorchjob or hyperpod-eks, with this machine's "
+    "kubectl or sbatch.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Follow the run as `sm-train watch` does.")
 @click.pass_obj
@@ -101,6 +106,7 @@ def command(
     auto_advance: bool,
     take_over: bool,
     accept_components: bool,
+    unproven: bool,
     dry_run: bool,
     request: bool,
     yes: bool,
@@ -126,6 +132,7 @@ def command(
     writes, after the scheduler's own dry run.
     """
     from sm_train.toolkit.api.run import Run, submission_of
+    from sm_train.toolkit.doctor.proven_path import require_proven
     from sm_train.toolkit.submit.submission import prepare, shortened
     from sm_train.toolkit.submit.submit import submit
 
@@ -180,6 +187,7 @@ def command(
         yes=yes,
         as_json=as_json,
         take_over=take_over,
+        before_start=partial(require_proven, unproven=unproven),
     )
     if not follow:
         return None

@@ -68,6 +68,49 @@ def scope_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[str, s
     ]
 
 
+@dataclass(frozen=True)
+class Enforcer:
+    """What stops a run at its budget: ``seconds`` pass at most until its nodes have stopped."""
+
+    who: str
+    seconds: float
+    otherwise: str = ""
+
+
+LAPTOP = Enforcer(
+    "this laptop while `sm-train watch` runs, or the function of `sm-train template watch-lambda`",
+    60.0 + 120.0,
+    "; while neither polls, nobody before cluster.max_runtime",
+)
+"""SageMaker's jobs are stopped by whoever watches: a poll each minute, and 120 s for a stop."""
+
+
+def enforcement_row(
+    document: dict[str, Any], config: RunConfig, enforcer: Enforcer | None
+) -> tuple[str, str]:
+    """Return label and text of who stops the run at its budget, and what that may exceed it by.
+
+    ``document`` is that of ``cost --json``.
+    """
+    label = "enforced by"
+    if config.budget is None:
+        return label, "nobody: the run has no budget.usd"
+    if config.budget.on_exceed == "warn":
+        return label, "nobody: budget.on_exceed is warn"
+    hourly = [
+        None
+        if stage["price_per_instance_hour_usd"] is None
+        else stage["price_per_instance_hour_usd"] * stage["instances"]
+        for stage in document["stages"]
+    ]
+    known = [usd for usd in hourly if usd is not None]
+    if enforcer is None or len(known) < len(hourly):
+        why = "nothing watches the run" if enforcer is None else "a price is unknown"
+        return label, f"nobody: {why}"
+    over = format_usd(max(known) * enforcer.seconds / _SECONDS_PER_HOUR)
+    return label, f"{enforcer.who}: up to {over} more than the budget{enforcer.otherwise}"
+
+
 def format_epochs(epochs: float) -> str:
     """Format a number of epochs: two digits below 10, and whole ones from there."""
     return f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"

@@ -87,6 +87,21 @@ class StageState:
         shown = None if self.shown is None else self.shown.steps_per_second
         return self.progress.measured_speed or shown
 
+    def effective_share(self, now: datetime) -> float | None:
+        """Return the share of the time that its jobs have run in which they made the steps that
+        count; None without a measured speed.
+
+        Start-up, restores, checkpoints, and steps that were lost and made again are the rest.
+        """
+        ran = sum(
+            ((job.ended or now) - job.started).total_seconds()
+            for job in self.jobs
+            if job.started is not None
+        )
+        if not self.measured_speed or ran <= 0 or not self.step:
+            return None
+        return min(1.0, self.step / self.measured_speed / ran)
+
     @property
     def remaining_seconds(self) -> float | None:
         """Training time left at the newest speed that was measured."""

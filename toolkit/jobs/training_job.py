@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -25,6 +25,7 @@ from sm_train.estimators.request.training_request import (
 )
 from sm_train.toolkit.aws.aws_errors import is_throttling, translate_aws_errors
 from sm_train.toolkit.errors import TRANSIENT, UserError
+from sm_train.toolkit.jobs.job_path import JobPath, job_path
 from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
 from sm_train.toolkit.jobs.run_job import ENDED, RunJob
 
@@ -126,6 +127,9 @@ _RUN_JOB_NAME = re.compile(r"--.+-\d{4,}$")
 class TrainingJob(RunJob):
     """A job of SageMaker."""
 
+    path: JobPath | None = field(default=None, kw_only=True)
+    """How it was started, and where."""
+
     @classmethod
     def of(
         cls,
@@ -186,6 +190,7 @@ class TrainingJob(RunJob):
             got_no_instances=status in ENDED and _pending_timed_out(description, dict(phases)),
             tags=tags,
             max_runtime=description.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
+            path=job_path(description),
             are_instances_chosen="InstancePreferences" not in resources
             or "SelectedInstanceType" in resources,
         )

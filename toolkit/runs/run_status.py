@@ -64,6 +64,7 @@ class StageStatus:
     remaining_seconds: float | None
     remaining_usd: float | None
     seconds_since_activity: float | None
+    effective_share: float | None
     jobs: tuple[JobStatus, ...]
     job: str | None
     incomplete_checkpoints: tuple[IncompleteCheckpoint, ...]
@@ -179,6 +180,7 @@ def _stage_status(stage: StageState, now: float, remaining_usd: float | None) ->
         remaining_seconds=stage.remaining_seconds,
         remaining_usd=remaining_usd,
         seconds_since_activity=None if activity is None else max(0.0, now - activity),
+        effective_share=stage.effective_share(datetime.fromtimestamp(now, UTC)),
         jobs=tuple(
             JobStatus(
                 job.name,

@@ -11,7 +11,11 @@ from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import other_platform_message
 from sm_train.toolkit.runs.run_state import RunState, read_state
 from sm_train.toolkit.terminal.console import escaped
-from sm_train.toolkit.terminal.formatting import format_duration, format_number
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_number,
+    format_percent,
+)
 from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
@@ -68,6 +72,8 @@ def _summary(state: RunState) -> list[str]:
             lines.append(f"  last activity {age:.0f} s ago")
         if stage.state == "no-results":
             lines.append(f"  ended without results: nothing is stored below {job.checkpoint_uri}")
+        if (share := stage.effective_share(state.now)) is not None:
+            lines.append(f"  {format_percent(share)} of its time so far made steps that count")
         lines += [f"  WARNING: {warning}" for warning in state.warnings]
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
     if state.run.starts_jobs and stage is not None and stage.other_platform is not None:

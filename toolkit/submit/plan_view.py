@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.entrypoints.common.installed_form import install_command
+from sm_train.entrypoints.job_records.node_record import HEARTBEAT_SECONDS
 from sm_train.estimators.bundle.bundle import LARGE_BYTES, Bundle
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.load import dotted
@@ -22,7 +25,13 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.manifest import Manifest
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection
-from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
+from sm_train.toolkit.costing.scope import (
+    LAPTOP,
+    Enforcer,
+    enforcement_row,
+    scope_rows,
+    unusual_epochs,
+)
 from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_problems
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.memory.memory_fit import moved_text_encoders, stages_short_of_memory
@@ -33,7 +42,9 @@ from sm_train.toolkit.submit.relocation import relocation_rows
 from sm_train.toolkit.submit.submission import Submission
 from sm_train.toolkit.terminal.formatting import (
     format_days,
+    format_duration,
     format_number,
+    format_percent,
     format_total_usd,
     format_usd,
     format_usd_range,
@@ -102,10 +113,45 @@ def show_cluster_plan(plan: ClusterPlan, console: Console) -> None:
         ("resume", manifest.commands["resume"]),
         samples,
         budget,
+        enforcement_row(as_document(plan.whole), config, cluster_enforcer(config, manifest)),
+        *_effective_rows(as_document(plan.whole), config),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
     ]
     console.print(_two_columns(rows))
     console.print()
+
+
+def _effective_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:
+    """Return a row with the share of the billed time that is expected to train, and what a failure
+    costs: the start-up, and half of the steps between two checkpoints.
+    """
+    stages = [stage for stage in document["stages"] if stage["billable_seconds"]]
+    if not stages or any(stage["training_seconds"] is None for stage in stages):
+        return []
+    share = sum(stage["training_seconds"] for stage in stages)
+    share /= sum(stage["billable_seconds"] for stage in stages)
+    text = f"{format_percent(share)} of the billed time is expected to train"
+    if speed := stages[0]["steps_per_second"]:
+        seconds = Assumptions().start_up_seconds + config.checkpoint.every_steps / speed / 2
+        text += (
+            f"; a failure costs about {format_duration(seconds)}: start-up, and steps made again"
+        )
+    return [("effective", text)]
+
+
+def cluster_enforcer(config: RunConfig, manifest: Manifest) -> Enforcer | None:
+    """Return what stops a run on a cluster at its budget; None if its manifest has no watcher."""
+    schedule = manifest.watch_schedule
+    if schedule is None:
+        return None
+    minutes = re.match(r"\*/(\d+) ", schedule)
+    # A heartbeat carries the request to the nodes, which then save a checkpoint.
+    seconds = 60.0 * (int(minutes[1]) if minutes else 60) + HEARTBEAT_SECONDS
+    seconds += config.kubernetes.grace_period
+    if manifest.has_partitions:
+        who = f"Slurm's crontab ({schedule}) once `watch-on` has run"
+        return Enforcer(who, seconds, "; before, this laptop while `sm-train watch` runs")
+    return Enforcer(f"the CronJob of the manifest ({schedule})", seconds)
 
 
 def _data_source(config: RunConfig) -> str:
@@ -230,6 +276,8 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         *plan_rows(submission.training_plan, submission.plan_unknown),
         *_patch_rows(config.cluster),
         *scope_rows(as_document(whole), config),
+        enforcement_row(as_document(whole), config, LAPTOP),
+        *_effective_rows(as_document(whole), config),
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "

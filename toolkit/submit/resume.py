@@ -32,7 +32,9 @@ from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.start_job import resolve_job_name, start_next_job
 from sm_train.toolkit.submit.submission import choose_stages, prepare
 from sm_train.toolkit.submit.submit import (
+    StartCheck,
     check_budget,
+    check_start,
     confirm,
     describe_start,
     report_alarms,
@@ -55,6 +57,7 @@ def resume(
     as_json: bool,
     take_over: bool,
     accept_components: bool,
+    before_start: StartCheck = lambda *_: None,
 ) -> None:
     """Start the next job of the run that ``target`` names; ``options`` are the global ones.
 
@@ -84,6 +87,7 @@ def resume(
             yes=yes,
             as_json=as_json,
             take_over=take_over,
+            before_start=before_start,
         )
         return
     base = file.path.parent
@@ -100,6 +104,7 @@ def resume(
         yes=yes,
         as_json=as_json,
         take_over=take_over,
+        before_start=before_start,
     )
 
 
@@ -125,6 +130,7 @@ def resume_recorded(
     yes: bool,
     as_json: bool,
     take_over: bool,
+    before_start: StartCheck = lambda *_: None,
 ) -> None:
     """Start the stage's next job after confirmation, in the cluster and region of the newest job.
 
@@ -151,11 +157,11 @@ def resume_recorded(
         note(f"{label:<10}  {text}")
     for line in (*warnings, *check_budget(run.config, run.region, projection=projection)):
         write_line(f"warning: {line}", err=True)
+    cost = projection.estimates[stage]
+    check_start(before_start, session, launch.config, chosen, launch.request, cost)
     if not yes:
         alternatives = remaining_alternative_costs(run.config, run.region, stage, start.from_step)
-        confirm(
-            describe_start(chosen, start), projection.estimates[stage], projection, alternatives
-        )
+        confirm(describe_start(chosen, start), cost, projection, alternatives)
     with bytes_bar(f"copying to {launch.region}") as progress:
         replicate_inputs(session, launch.request, launch.region, stages, progress)
     name = start_next_job(session, launch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.console_pages import training_job_url
 from sm_train.toolkit.aws.session import open_session, open_session_if_possible
@@ -59,6 +60,12 @@ if TYPE_CHECKING:
     import boto3
 
 
+StartCheck = Callable[
+    ["boto3.Session", RunConfig, StageSection, TrainingRequest, Estimate], str | None
+]
+"""Refuses a job with its request and cost by an error; returns what is worth noting."""
+
+
 def submit(
     submission: Submission,
     profile: str | None,
@@ -68,10 +75,12 @@ def submit(
     yes: bool,
     as_json: bool,
     take_over: bool = False,
+    before_start: StartCheck = lambda *_: None,
 ) -> str:
     """Show the plan of the submission's first stage, ask, and start it; return the job.
 
-    It starts from the stage's newest checkpoint, if there is one.
+    It starts from the stage's newest checkpoint, if there is one. ``before_start`` may refuse the
+    job that was planned, before the question; it returns what is worth noting.
 
     Raises:
         UserError: the stage is running or done already, something is missing, the user did not
@@ -91,6 +100,7 @@ def submit(
     show_plan(planned.plan, stderr_console())
     _warn(budget_warnings(planned))
     config = planned.plan.submission.config
+    check_start(before_start, session, config, stage, planned.request, planned.plan.cost)
     if not yes:
         alternatives = remaining_alternative_costs(
             config, region, stage.name, planned.start.from_step, planned.history
@@ -139,6 +149,44 @@ def budget_warnings(planned: PlannedJob) -> list[str]:
     return check_budget(
         submission.config, submission.region, planned.history, planned.plan.projection
     )
+
+
+def check_start(
+    before_start: StartCheck,
+    session: boto3.Session,
+    config: RunConfig,
+    stage: StageSection,
+    request: TrainingRequest,
+    cost: Estimate,
+) -> None:
+    """Let a check refuse what is about to start, and say what is worth noting.
+
+    Raises:
+        UserError: it refuses.
+    """
+    noted = before_start(session, config, stage, request, cost)
+    if noted is not None:
+        note(noted)
+    watcher = "`sm-train template watch-lambda RUN` prints a function that watches without it"
+    _warn(watcher_warnings(cost, watcher))
+
+
+def watcher_warnings(cost: Estimate, proposal: str) -> list[str]:
+    """Return a warning about a large start that nothing watches while this laptop sleeps.
+
+    ``proposal`` is what would.
+    """
+    usd = total(cost)["cost_usd"]
+    if usd is None or usd <= SLEEPLESS_USD:
+        return []
+    return [
+        f"this start costs {format_usd(usd)}, and a laptop that sleeps stops nothing and alerts "
+        f"nobody: {proposal}"
+    ]
+
+
+SLEEPLESS_USD = 10_000.0
+"""A start that costs more deserves a watcher that does not sleep."""
 
 
 def dry_run(submission: Submission, profile: str | None) -> RunPlan:

@@ -29,7 +29,7 @@ from sm_train.toolkit.submit.plan_view import ClusterPlan, show_cluster_plan
 from sm_train.toolkit.submit.planned_job import next_start
 from sm_train.toolkit.submit.staged_manifest import CheckedManifest, checked_manifest, stage_code
 from sm_train.toolkit.submit.submission import choose_stages
-from sm_train.toolkit.submit.submit import confirm, describe_start
+from sm_train.toolkit.submit.submit import confirm, describe_start, watcher_warnings
 from sm_train.toolkit.terminal.console import (
     note,
     stderr_console,
@@ -93,6 +93,9 @@ def submit_to_cluster(
             f"{job.plan.stage.name}: the cluster has {waiting.splitlines()[0]}; a stage has one "
             f"job at a time: `{manifest.commands['status']}` shows it"
         )
+    if (proposal := _sleepless_watcher(manifest)) is not None:
+        for line in watcher_warnings(job.plan.cost, proposal):
+            write_line(f"warning: {line}", err=True)
     if not yes:
         confirm(describe_start(job.plan.stage, job.start), job.plan.cost, job.plan.projection, [])
     _place_code(job.checked, options)
@@ -169,6 +172,13 @@ def _found_run(
         if not manifest.has_partitions:
             raise
         return None
+
+
+def _sleepless_watcher(manifest: Manifest) -> str | None:
+    """Return what would watch the job without this laptop; None if its manifest has that."""
+    if manifest.watch_schedule is None:
+        return "set budget.usd or a sink of alerts, with which the manifest has a watcher"
+    return "`watch-on`, below, adds a watcher" if "watch-on" in manifest.commands else None
 
 
 def _place_code(checked: CheckedManifest, options: dict[str, Any]) -> None:

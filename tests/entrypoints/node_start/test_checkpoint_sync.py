@@ -70,9 +70,9 @@ def remove(nodes: list[Path], step: int) -> None:
 
 def sync(store: PrefixFiles, folder: Path) -> None:
     """Upload and delete once, without waiting for other nodes."""
-    node = CheckpointUploads(store, folder, lambda text: None, last_upload_seconds=0.0)
+    node = CheckpointUploads(store, folder, lambda text: None)
     node.start()
-    node.finish()
+    node.finish(0.0)
 
 
 def stored(store: PrefixFiles) -> list[int]:
@@ -87,9 +87,7 @@ def is_stored(store: PrefixFiles, name: str) -> bool:
 
 
 def uploads(store: PrefixFiles, folder: Path, warnings: list[str]) -> CheckpointUploads:
-    return CheckpointUploads(
-        store, folder, warnings.append, poll_seconds=0.01, last_upload_seconds=0.1
-    )
+    return CheckpointUploads(store, folder, warnings.append, poll_seconds=0.01)
 
 
 def test_marker_waits_for_the_files_of_other_nodes(store: PrefixFiles, tmp_path: Path) -> None:
@@ -102,16 +100,16 @@ def test_marker_waits_for_the_files_of_other_nodes(store: PrefixFiles, tmp_path:
     warnings: list[str] = []
     node = uploads(store, first, warnings)
     node.start()
-    assert node.finish() != []
+    assert node.finish(0.1) != []
     assert f"{STEP}/{MARKER}" in warnings[-1]
     assert set(store.sizes()) == {f"{STEP}/tensors-00000.safetensors"}
 
     other = uploads(store, second, warnings)
     other.start()
-    assert other.finish() == []
+    assert other.finish(0.1) == []
     again = uploads(store, first, warnings)
     again.start()
-    assert again.finish() == []
+    assert again.finish(0.1) == []
     assert set(store.sizes()) == {
         f"{STEP}/tensors-00000.safetensors",
         f"{STEP}/tensors-00001.safetensors",
@@ -135,7 +133,7 @@ def test_a_file_of_another_size_is_not_the_marker_s(store: PrefixFiles, tmp_path
     write_marker(store_folder, own, CheckpointFile(other.name, 3, "digest"))
     node = uploads(store, store_folder, [])
     node.start()
-    assert node.finish() != []
+    assert node.finish(0.1) != []
     assert f"{STEP}/{MARKER}" not in store.sizes()
 
 
@@ -152,7 +150,7 @@ def test_what_training_deletes_is_deleted_in_s3(store: PrefixFiles, tmp_path: Pa
     save([folder], 20)
     remove([folder], 10)
     (folder / "samples" / "1.png").unlink()
-    assert node.finish() == []
+    assert node.finish(0.1) == []
     assert stored(store) == [20]
     assert {name.partition("/")[0] for name in store.sizes()} == {step_folder_name(20)}
     notes = {path.name for path in (folder / step_folder_name(20)).glob("*.sagemaker-*")}
@@ -184,8 +182,8 @@ def test_newest_checkpoint_in_s3_stays_until_a_newer_one_is_complete(
         assert stored(store) == [10]
     monkeypatch.setattr(other, "_bucket", "ai-bucket")
     wait_until(lambda: stored(store) == [50])
-    assert first.finish() == []
-    assert second.finish() == []
+    assert first.finish(0.1) == []
+    assert second.finish(0.1) == []
     # A node that comes back has no file of an incomplete one.
     assert restore(store, tmp_path / "new").files == 3
 
@@ -200,7 +198,7 @@ def test_last_checkpoint_of_a_removed_folder_stays_in_s3(
     node.start()
     wait_until(lambda: stored(store) == [10])
     remove([folder], 10)
-    assert node.finish() == []
+    assert node.finish(0.1) == []
     assert stored(store) == [10]
 
 
@@ -218,7 +216,7 @@ def test_checkpoint_that_a_resumed_job_refused_is_deleted(
     node = uploads(store, resumed, [])
     node.start()
     remove([resumed], 20)
-    assert node.finish() == []
+    assert node.finish(0.1) == []
     assert stored(store) == [10]
 
 
@@ -232,7 +230,7 @@ def test_failed_uploads_are_warnings(
     monkeypatch.setattr(store, "_bucket", "no-such-bucket")
     write_marker(folder, write(folder, "tensors-00000.safetensors", b"own"))
     node.start()
-    assert node.finish() != []
+    assert node.finish(0.1) != []
     assert "NoSuchBucket" in warnings[-1]
 
 
@@ -309,7 +307,7 @@ def test_only_the_newest_checkpoint_is_restored(store: PrefixFiles, tmp_path: Pa
     node.start()
     save([folder], 40)
     remove([folder], 10)
-    assert node.finish() == []
+    assert node.finish(0.1) == []
     assert stored(store) == [20, 30, 40]
     assert not any(name.startswith(step_folder_name(10)) for name in store.sizes())
     assert f"{step_folder_name(20)}/{shard_file_name(1)}" in store.sizes()
@@ -326,7 +324,7 @@ def test_checkpoint_that_was_not_restored_stays_until_a_newer_one_is_stored(
     node.start()
     for step in (10, 20, 30):
         remove([folder], step)
-    assert node.finish() == []
+    assert node.finish(0.1) == []
     assert stored(store) == [30]
     assert restore(store, tmp_path / "next").checkpoints == (step_folder_name(30),)
 
@@ -352,7 +350,7 @@ def test_damaged_checkpoint_gives_way_to_the_one_before_it(
     remove([folder], 30)
     node.start()
     wait_until(lambda: stored(store) == [10, 20])
-    assert node.finish() == []
+    assert node.finish(0.1) == []
 
 
 @pytest.mark.usefixtures("several")
@@ -388,7 +386,7 @@ def test_unfinished_checkpoint_is_not_restored_and_deleted_after_a_newer_one(
     assert unfinished in store.sizes()  # another node may still complete it
     save([folder], 45)
     wait_until(lambda: unfinished not in store.sizes())
-    assert node.finish() == []
+    assert node.finish(0.1) == []
 
 
 def test_folders_with_other_names_are_restored_as_well(store: PrefixFiles, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from sm_train.entrypoints.common.node_description import (
     NOT_SAVED,
     RECORDS,
     STOPPED,
+    UNFIT_CLUSTER,
 )
 from sm_train.entrypoints.job_records.node_record import NodeRecord
 from sm_train.estimators.config.schema import RunConfig
@@ -42,7 +43,7 @@ case $1 in
     error) sleep 1; [ $SLURM_PROCID = 1 ] || finish 1; wait_for_a_signal ;;
     unsaved) sleep 1; [ $SLURM_PROCID = 1 ] || finish {NOT_SAVED}; finish {STOPPED} ;;
     unfit) [ $restarted = 0 ] || finish 0
-           sleep 1; echo gpu-0 >$2/{FLAGGED.rpartition("/")[2]}; finish 1 ;;
+           sleep 1; echo gpu-0 >$2/{FLAGGED.rpartition("/")[2]}; finish {UNFIT_CLUSTER} ;;
     again) wait_for_a_signal ;;
     *) [ $restarted = 0 ] || finish 0; wait_for_a_signal ;;
 esac

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
+from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
+    STOPPED,
+    UNFIT_CLUSTER,
+)
 from sm_train.toolkit.platforms.node_records.record_phases import platform_of_nodes
 
 # By the lines of the batch script (estimators/manifests/slurm.py).
-PLATFORM = platform_of_nodes("slurm", "Slurm", frozenset({FAILED_AFTER_PROGRESS, STOPPED}))
+PLATFORM = platform_of_nodes(
+    "slurm", "Slurm", frozenset({FAILED_AFTER_PROGRESS, STOPPED, UNFIT_CLUSTER})
+)

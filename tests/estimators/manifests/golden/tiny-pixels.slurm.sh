@@ -98,7 +98,7 @@ if [ "$status" -ne 0 ]; then
             again=time
         fi
     fi
-    if [ -n "$flagged" ] && [ /fsx/sm-train/photos/checkpoints/32px/job-records/flagged-nodes -nt "$begin" ]; then again=flagged; fi
+    if [ -n "$flagged" ] && grep -qE '"exit_code": 69[,}]' $found /dev/null; then again=unfit; fi
     if grep -qE '"exit_code": 74[,}]' $found /dev/null; then again=; fi
     if [ "$(restarts)" -gt 3 ]; then again=; fi
 fi
