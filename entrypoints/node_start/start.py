@@ -301,7 +301,7 @@ def _place(description: NodeDescription) -> ClusterPlace:
 
 
 @dataclass
-class _Copies:
+class _NodeCopies:
     """What became of a node's checkpoints: those of a failed launcher may never be complete."""
 
     has_failed: bool = False
@@ -309,9 +309,9 @@ class _Copies:
 
 
 @contextlib.contextmanager
-def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[_Copies]:
+def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[_NodeCopies]:
     """Restore the node's checkpoint folder, and upload from it until the launcher has ended."""
-    copies = _Copies()
+    copies = _NodeCopies()
     if not description.syncs_checkpoints:
         yield copies
         return
