@@ -106,10 +106,12 @@ def flagged_nodes(
 
 
 def unfit_nodes(documents: Sequence[dict[str, Any]], since: str) -> list[str]:
-    """Return the nodes that results since a time (of :func:`timestamp`) found unfit, by name."""
+    """Return the nodes that results since a time (of :func:`timestamp`) found unfit, by the names
+    of their machines, where these are known.
+    """
     return sorted(
         {
-            node["node"]
+            node["instance_id"] or node["node"]
             for document in documents
             if str(document["time"]) >= since
             for node in document["flagged_nodes"]

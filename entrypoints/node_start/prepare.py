@@ -33,6 +33,9 @@ def create_folders(description: NodeDescription, paths: SageMakerPaths) -> None:
     else:
         shared = Path(description.checkpoints)
         shared.mkdir(parents=True, exist_ok=True)
+        # Of an earlier attempt, for which the run file named another folder.
+        if paths.checkpoints.is_symlink() and paths.checkpoints.readlink() != shared:
+            paths.checkpoints.unlink()
         if not paths.checkpoints.is_symlink():
             paths.checkpoints.symlink_to(shared)
     # The request of a training job has the same.

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from sm_train.entrypoints.common.checkpoint_layout import (
+    FINAL_MODEL,
     MARKER,
     CheckpointMarker,
     LastCheckpointError,
@@ -112,7 +113,9 @@ def main() -> int:
         raise
     finally:
         recorder.finish(code)
-    if code == 0 and not paths.stop_request.exists() and description.platform == "slurm":
+    is_stopped = stop.by_request or paths.stop_request.exists()
+    is_done = code == 0 and not is_stopped and (paths.checkpoints / FINAL_MODEL).is_dir()
+    if is_done and description.platform == "slurm":
         # The next attempt would use it; this stage has none. Pods take their disks with them.
         shutil.rmtree(paths.base, ignore_errors=True)
     return code
@@ -196,7 +199,7 @@ def _keep_flagged_nodes(description: NodeDescription, paths: SageMakerPaths, sin
     storage, known = open_storage(description.checkpoints, S3Access()), list[str]()
     try:
         with contextlib.suppress(FileNotFoundError):
-            known = storage.read(FLAGGED).decode().split()
+            known = storage.read(FLAGGED).decode().splitlines()
         names = sorted({*known, *unfit})
         write_file(storage, FLAGGED, "".join(f"{name}\n" for name in names).encode())
     except OSError as error:
@@ -225,7 +228,10 @@ def _has_its_turn(description: NodeDescription, record: NodeRecord, stop: _Stop)
         return True
     storage = open_storage(description.checkpoints, S3Access())
     try:
-        if request := stop_of_queued_job(storage, record):
+        # In its first start, records of its number are of another cluster with the same folder.
+        if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" and "SLURM_JOB_ID" in os.environ:
+            wait_for_other_jobs(storage, record, _log)
+        elif request := stop_of_queued_job(storage, record):
             stop.on_request(request)
         elif has_lost_its_save(storage, record):
             _log(

@@ -6,6 +6,7 @@ step on replaced nodes (SageMaker developer guide, "SageMaker HyperPod auto-resu
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib.resources import files
 
@@ -20,6 +21,7 @@ from sm_train.entrypoints.common.node_description import (
     NodeChannel,
 )
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.config.platforms import SlurmSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import (
@@ -77,7 +79,7 @@ def batch_script(job: StageJob) -> str:
         *_count_starts(stage, slurm.max_restarts),
         "status=0",
         f"{_task(job, START_MODULE)} || status=$?",
-        *_start_again(stage, job.nodes, slurm.max_restarts),
+        *_start_again(stage, job.nodes, slurm.max_restarts, _stop_seconds(slurm)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -139,6 +141,8 @@ def _count_starts(stage: str, most: int) -> list[str]:
         "# Starts of this job since it last stored a checkpoint.",
         f"mkdir -p {stage}/{RECORDS}",
         f"begin={stage}/{RECORDS}/.starts-$SLURM_JOB_ID",
+        # A cluster may count its jobs from 1 again.
+        '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || rm -f "$begin"',
         "restarts() {",
         "    local saved",
         f'    saved=$(find {stage} -name {MARKER} -newer "$begin" 2>/dev/null || true)',
@@ -152,13 +156,14 @@ def _count_starts(stage: str, most: int) -> list[str]:
     ]
 
 
-def _start_again(stage: str, nodes: int, most: int) -> list[str]:
+def _start_again(stage: str, nodes: int, most: int, stop_seconds: int) -> list[str]:
     """Return the lines that queue the job again after a failure with progress, or a time limit.
 
-    ``stage`` is its checkpoint folder. Slurm itself queues it after a preemption or the loss of a
-    node. A stop on request ends with 0, `scancel` leaves time, and a checkpoint that could not be
-    stored ends the job. srun returns the highest exit code of its tasks, of which those that it
-    kills may have another: what the nodes recorded counts.
+    ``stage`` is its checkpoint folder. Slurm sends SIGTERM ``stop_seconds`` before the time limit,
+    and up to a minute earlier (sbatch's manual, --signal). Slurm itself queues the job after a
+    preemption or the loss of a node. A stop on request ends with 0, `scancel` leaves time, and a
+    checkpoint that could not be stored ends the job. srun returns the highest exit code of its
+    tasks, of which those that it kills may have another: what this job's nodes recorded counts.
 
     Nodes that the doctor has flagged are excluded, as long as the partition has enough others.
     """
@@ -171,47 +176,59 @@ def _start_again(stage: str, nodes: int, most: int) -> list[str]:
         "again=",
         f"flagged=$(cat {stage}/{FLAGGED} 2>/dev/null || true)",
         'if [ "$status" -ne 0 ]; then',
-        f'    found=$(find {stage}/{RECORDS} -name node.json -newer "$begin" 2>/dev/null || true)',
-        f"    if grep -qE '{progress}' $found /dev/null; then again=progress; fi",
-        f"    if [ \"$status\" -eq {STOPPED} ] || grep -qE '{stopped}' $found /dev/null; then",
+        f'    own=$(find {stage}/{RECORDS} -path "*-job$SLURM_JOB_ID-*" -name node.json \\',
+        '        -newer "$begin" 2>/dev/null || true)',
+        f"    if grep -qE '{progress}' $own /dev/null; then again=progress; fi",
+        f"    if [ \"$status\" -eq {STOPPED} ] || grep -qE '{stopped}' $own /dev/null; then",
         "        export SLURM_TIME_FORMAT=standard",
         '        end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)',
         '        [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)',
-        f'        if [ -n "$end" ] && [ $((end - $(date +%s))) -le {_LAST_SECONDS} ]; then',
+        f'        if [ -n "$end" ] && [ $((end - $(date +%s))) -le {stop_seconds + 120} ]; then',
         "            again=time",
         "        fi",
         "    fi",
-        f"    if [ -n \"$flagged\" ] && grep -qE '{unfit}' $found /dev/null; then again=unfit; fi",
-        f"    if grep -qE '{unsaved}' $found /dev/null; then again=; fi",
+        f"    if [ -n \"$flagged\" ] && grep -qE '{unfit}' $own /dev/null; then again=unfit; fi",
+        f"    if grep -qE '{unsaved}' $own /dev/null; then again=; fi",
         f'    if [ "$(restarts)" -gt {most} ]; then again=; fi',
         "fi",
         'if [ -n "$again" ]; then',
         '    echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"',
         "    # Slurm also stops this script, and excludes nodes of jobs in the queue only.",
         "    trap '' TERM",
-        '    scontrol requeue "$SLURM_JOB_ID"',
+        "    for attempt in 1 2 3 4 5 6 7 8 9 10; do  # slurmctld may restart",
+        '        if scontrol requeue "$SLURM_JOB_ID"; then break; fi',
+        '        if [ "$attempt" -eq 10 ]; then exit "$status"; fi',
+        "        sleep 30",
+        "    done",
         "fi",
         'if [ -n "$again" ] && [ -n "$flagged" ]; then',
         "    usable=$(",
         '        sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format="%N %t" |',
-        "        awk '$2 ~ /^(idle|alloc|mix|comp)[~#+%]?$/ { print $1 }' | sort --unique || true)",
-        '    left=$(grep -vxFc "$flagged" <<<"$usable" || true)',
-        f'    if [ "$left" -ge {nodes} ]; then',
+        "        awk '$2 ~ /^(idle|alloc|mix|comp|plnd)[-~#+%]?$/ { print $1 }' |",
+        "        sort --unique || true)",
+        '    left=$(grep -v \'^$\' <<<"$usable" | grep -vxFc "$flagged" || true)',
+        '    job=$(scontrol show job --oneliner "$SLURM_JOB_ID" || true)',
+        "    present=$(sed -n 's/.* ExcNodeList=\\([^ ]*\\).*/\\1/p' <<<\"$job\")",
+        "    # Nodes that the user demands stay.",
+        f'    if [ "$left" -ge {nodes} ] && [[ "$job" == *" ReqNodeList=(null)"* ]]; then',
         '        excluded=$(paste --serial --delimiters=, <<<"$flagged")',
+        '        [ -z "$present" ] || [ "$present" = "(null)" ] || excluded="$present,$excluded"',
         "        for attempt in 1 2 3 4 5; do",
-        '            scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded" && break',
+        '            if scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded"; then',
+        '                echo "sm-train: without the flagged nodes" $flagged; break',
+        "            fi",
         "            sleep 1",
         "        done",
-        '        echo "sm-train: without the flagged nodes" $flagged',
         "    fi",
         "fi",
         'exit "$status"',
     ]
 
 
-_LAST_SECONDS = 2 * STOP_SECONDS
-"""Time that is left at most when a job has saved its checkpoint because of its time limit. Slurm
-sends the signal up to a minute early (sbatch's manual, --signal)."""
+def _stop_seconds(slurm: SlurmSection) -> int:
+    """Return how long before the time limit Slurm sends SIGTERM."""
+    found = re.search(r"@(\d+)$", str(slurm.options.get("signal", "")))
+    return int(found[1]) if found else STOP_SECONDS
 
 
 def default_minutes(config: RunConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -193,14 +193,15 @@ _SINKS = ("SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK")
 """Variables with addresses for alerts (entrypoints/monitoring/alert_sinks.py)."""
 
 
-def is_watched(config: RunConfig, schedule: str | None) -> bool:
+def is_watched(config: RunConfig, schedule: str | None, secrets: Collection[str] = ()) -> bool:
     """Return whether a watcher outside of the nodes has something to do, and is scheduled.
 
-    It alerts, so the run needs a sink of alerts, or it stops the run at its budget.
+    It alerts, so the run needs a sink of alerts, or it stops the run at its budget. ``secrets`` are
+    the variables that it gets besides those of ``cluster.environment``.
     """
     alerts = config.alerts
     sinks = (alerts.slack_secret, alerts.webhook_secret, alerts.sns_topic)
-    variables = {*config.kubernetes.secrets, *config.cluster.environment}
+    variables = {*secrets, *config.cluster.environment}
     is_useful = any(sinks) or config.budget is not None or any(name in variables for name in _SINKS)
     return is_useful and schedule is not None
 

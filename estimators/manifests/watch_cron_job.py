@@ -21,8 +21,9 @@ _SECONDS = 300
 
 def watcher_name(job: StageJob) -> str | None:
     """Return the name of the run's CronJob; None if there is nothing that it could do."""
-    schedule = job.config.kubernetes.watch_schedule
-    return f"{job.name}-watch" if is_watched(job.config, schedule) else None
+    kubernetes = job.config.kubernetes
+    is_useful = is_watched(job.config, kubernetes.watch_schedule, kubernetes.secrets)
+    return f"{job.name}-watch" if is_useful else None
 
 
 def watcher(job: StageJob, volumes: PodVolumes) -> list[dict[str, Any]]:

@@ -13,10 +13,12 @@ from sm_train.estimators.manifests.slurm import default_minutes
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.platforms.scheduler import has_scheduler, run_command
-from sm_train.toolkit.terminal.formatting import format_duration
 
-SCHEDULER_DRY_RUN = Check("scheduler-dry-run", ("error", "info"))
+SCHEDULER_DRY_RUN = Check("scheduler-dry-run", ("error", "warning", "info"))
 PARTITION_LIMITS = Check("partition-limits", ("error",))
+
+_NO_NODES = "Requested node configuration is not available"
+"""What sbatch --test-only says while nodes are down or drained, too; sbatch queues such a job."""
 
 _UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -33,7 +35,16 @@ def scheduler_findings(manifest: Manifest, config: RunConfig, nodes: int) -> Ite
         )
         return
     if manifest.has_partitions:
-        limits = list(_partition_findings(config, nodes))
+        try:
+            limits = list(
+                partition_findings(run_command("scontrol show partition --oneliner"), config, nodes)
+            )
+        except UserError as error:
+            limits = [
+                PARTITION_LIMITS.found(
+                    "error", "slurm", str(error), "see whether slurmctld answers"
+                )
+            ]
         yield from limits
         if limits:
             return
@@ -47,24 +58,31 @@ def _dry_run_findings(manifest: Manifest) -> Iterator[Finding]:
         try:
             run_command(manifest.dry_run(str(file)))
         except UserError as error:
+            message = str(error).replace(str(file), "MANIFEST")
+            if _NO_NODES in message:
+                yield SCHEDULER_DRY_RUN.found(
+                    "warning",
+                    manifest.section,
+                    message,
+                    "the job waits until nodes are up that have what it asks for",
+                )
+                return
             yield SCHEDULER_DRY_RUN.found(
                 "error",
                 manifest.section,
-                str(error).replace(str(file), "MANIFEST"),
+                message,
                 "change what it names, in the run file or on the cluster",
             )
 
 
-def _partition_findings(config: RunConfig, nodes: int) -> Iterator[Finding]:
-    """Compare a job with its partition: sbatch accepts one that waits for ever."""
+def partition_findings(text: str, config: RunConfig, nodes: int) -> Iterator[Finding]:
+    """Compare a job with its partition: sbatch accepts one that waits for ever.
+
+    ``text`` is what `scontrol show partition --oneliner` prints.
+    """
     options = config.slurm.options
-    named, minutes = options.get("partition"), _minutes(str(options.get("time", "")))
-    minutes = default_minutes(config) if minutes is None else minutes
-    try:
-        partitions = _partitions(run_command("scontrol show partition --oneliner"))
-    except UserError as error:
-        yield PARTITION_LIMITS.found("error", "slurm", str(error), "see whether slurmctld answers")
-        return
+    named, minutes = options.get("partition"), _asked_minutes(config)
+    partitions = _partitions(text)
     chosen = _chosen(partitions, named if isinstance(named, str) else None)
     if not chosen:
         yield PARTITION_LIMITS.found(
@@ -78,6 +96,15 @@ def _partition_findings(config: RunConfig, nodes: int) -> Iterator[Finding]:
     problems = [list(_problems(name, chosen[name], minutes, nodes)) for name in chosen]
     if all(problems):
         yield from problems[0]
+
+
+def _asked_minutes(config: RunConfig) -> float:
+    """Return the time that a job asks for; 0 is the partition's own default."""
+    time = config.slurm.options.get("time", str(default_minutes(config)))
+    if not isinstance(time, str):
+        return 0.0
+    minutes = _minutes(time)
+    return float("inf") if minutes in (None, 0) else float(minutes or 0)
 
 
 def _partitions(text: str) -> dict[str, Mapping[str, str]]:
@@ -100,7 +127,9 @@ def _chosen(
     return {name: partitions[name] for name in names if name in partitions}
 
 
-def _problems(name: str, fields: Mapping[str, str], minutes: int, nodes: int) -> Iterator[Finding]:
+def _problems(
+    name: str, fields: Mapping[str, str], minutes: float, nodes: int
+) -> Iterator[Finding]:
     if fields.get("State", "UP") != "UP":
         yield PARTITION_LIMITS.found(
             "error",
@@ -109,13 +138,22 @@ def _problems(name: str, fields: Mapping[str, str], minutes: int, nodes: int) ->
             "choose another, or wait until it is up",
         )
     longest = _minutes(fields.get("MaxTime", ""))
+    asked = "no limit" if minutes == float("inf") else f"{minutes:,.0f} minutes"
     if longest is not None and minutes > longest:
         yield PARTITION_LIMITS.found(
             "error",
             "slurm.options.time",
-            f"{format_duration(minutes * 60)}: the partition {name} allows "
-            f"{format_duration(longest * 60)}, and the job would wait for ever (PartitionConfig)",
+            f"{asked}: the partition {name} allows "
+            f"{longest:,}, and the job would wait for ever (PartitionConfig)",
             f'set slurm.options.time: "{longest}"; the script queues the job again after it',
+        )
+    fewest = fields.get("MinNodes", "")
+    if fewest.isdecimal() and nodes < int(fewest):
+        yield PARTITION_LIMITS.found(
+            "error",
+            "stages.instances",
+            f"{nodes} nodes: the partition {name} has MinNodes {fewest}",
+            "use more nodes, or another partition",
         )
     for key in ("MaxNodes", "TotalNodes"):
         most = fields.get(key, "")

@@ -20,7 +20,7 @@ from sm_train.toolkit.commands._options import accept_components_option, unprove
     "--auto-advance/--no-auto-advance",
     default=None,
     help="Let `sm-train watch` start each later stage when the previous one is done; default: as "
-    "when the run was started last.",
+    "when the run was started last, also after `stop --after-stage`.",
 )
 @click.option(
     "--take-over",
@@ -59,5 +59,5 @@ def command(
         as_json=as_json,
         take_over=take_over,
         accept_components=accept_components,
-        before_start=partial(require_proven, unproven=unproven),
+        before_start=partial(require_proven, unproven=unproven, target=run),
     )

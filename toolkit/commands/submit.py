@@ -187,7 +187,7 @@ def command(
         yes=yes,
         as_json=as_json,
         take_over=take_over,
-        before_start=partial(require_proven, unproven=unproven),
+        before_start=partial(require_proven, unproven=unproven, target=str(run or "RUN")),
     )
     if not follow:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +57,6 @@ def follow_run(
 ) -> int:
     """Follow the run until it needs no more watching; Ctrl-C leaves it running."""
     from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.runs.next_command import watch_command
     from sm_train.toolkit.watch.controller import watch
     from sm_train.toolkit.watch.live_view import open_view
 
@@ -65,7 +65,8 @@ def follow_run(
         with open_view(as_json=as_json) as view:
             return watch(poll, dry_run=dry_run, interval=interval, view=view)
     except KeyboardInterrupt:
-        again = f"`{watch_command(run)}` follows it again"
+        again = f"`{shlex.join(['sm-train', *options.get('arguments', ('watch', run))])}`"
+        again += " follows it again"
         message = f"interrupted; the run itself continues: {again}"
         raise UserError(message, ExitCode.INTERRUPTED) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -37,8 +38,11 @@ def require_proven(
     cost: Estimate,
     *,
     unproven: bool,
+    target: str = "RUN",
 ) -> str | None:
     """Refuse a large start on a path without evidence, unless the user accepts that.
+
+    ``target`` is how the user named the run.
 
     Returns:
         The evidence in words; None if the start needs none, or ``unproven`` accepts that.
@@ -59,7 +63,7 @@ def require_proven(
     raise UserError(
         f"{stage.name}: costs {format_total_usd(total)}, and no job or canary of the last "
         f"{EVIDENCE_DAYS} days has run in {session.region_name} on {path}; first "
-        f"{_proposal(config, stage, session.region_name, path)}; --unproven starts without",
+        f"{_proposal(config, stage, session.region_name, path, target)}; --unproven starts without",
         ExitCode.PREFLIGHT,
     )
 
@@ -82,8 +86,11 @@ def _is_on(path: JobPath, job: TrainingJob) -> bool:
     return job.path is not None and job.path.proves(path, capacity=not is_canary(job.run))
 
 
-def _proposal(config: RunConfig, stage: StageSection, region: str, path: JobPath) -> str:
-    command = f"`sm-train doctor RUN --canary --instance-type {path.instance_type}`"
+def _proposal(
+    config: RunConfig, stage: StageSection, region: str, path: JobPath, target: str
+) -> str:
+    run = target if target == "RUN" else shlex.quote(target)
+    command = f"`sm-train doctor {run} --canary --instance-type {path.instance_type}`"
     with contextlib.suppress(UserError):
         canary = derive_canary(config, stage, region, datetime.now(), path.instance_type)
         usd = canary.price.usd

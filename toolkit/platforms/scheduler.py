@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from sm_train.estimators.manifests.manifest import Manifest
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -36,9 +38,18 @@ def run_command(command: str) -> str:
     Raises:
         UserError: it fails; the message is its last line.
     """
+    return _run(["bash", "-c", f"set -o pipefail; {command}"], command)
+
+
+def run_words(words: Sequence[str]) -> str:
+    """Run a program with its arguments, without a shell; see :func:`run_command`."""
+    return _run(words, shlex.join(words))
+
+
+def _run(words: Sequence[str], command: str) -> str:
     try:
         done = subprocess.run(
-            ["bash", "-c", f"set -o pipefail; {command}"],
+            words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -46,6 +57,8 @@ def run_command(command: str) -> str:
             timeout=_SECONDS,
             check=False,
         )
+    except FileNotFoundError:
+        raise UserError(f"{command}: {words[0]} is not on this machine") from None
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{command}: no answer within {_SECONDS:.0f} s", ExitCode.UNEXPECTED
@@ -53,5 +66,4 @@ def run_command(command: str) -> str:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise UserError(f"{command}: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    # sbatch --test-only answers on standard error.
-    return (done.stdout.strip() or done.stderr.strip()).strip()
+    return done.stdout.strip()

@@ -26,13 +26,3 @@ def next_command(run: PlacedRun, stage: StageState | None) -> str | None:
     if stage.state in ("failed", "lost", "no-results") and stage.job is not None:
         return run.diagnose_command(stage.job)
     return run.resume_command if stage.jobs else run.start_command(stage.name)
-
-
-def watch_command(target: object) -> str:
-    """Return the command that follows a run with a live job, by its name or folder."""
-    return f"sm-train watch {target}"
-
-
-def stage_command(run: str, stage: str) -> str:
-    """Return the command that starts a later stage of a run, once the one before it is done."""
-    return f"sm-train resume {run} --stage {stage}"

@@ -31,7 +31,7 @@ from sm_train.toolkit.costing.worst_case import (
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.placeholders import find_placeholders
-from sm_train.toolkit.runs.next_command import stage_command, watch_command
+from sm_train.toolkit.platforms.sagemaker.find_sagemaker_run import options_elsewhere
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (
@@ -112,11 +112,12 @@ def submit(
     report_started(started.job, region, stage.name, as_json=as_json)
     if started.alarms is not None:
         note(started.alarms)
+    command = "sm-train" + "".join(options_elsewhere(region, profile))
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        note(f"To start {next_stage} after it: {stage_command(config.name, next_stage)}")
-    note(f"To follow it: {watch_command(config.name)}")
+        note(f"To start {next_stage} after it: {command} resume {config.name} --stage {next_stage}")
+    note(f"To follow it: {command} watch {config.name}")
     return started.job
 
 

@@ -91,7 +91,8 @@ def submit_to_cluster(
     if waiting := run_command(manifest.queue_query):
         raise UserError(
             f"{job.plan.stage.name}: the cluster has {waiting.splitlines()[0]}; a stage has one "
-            f"job at a time: `{manifest.commands['status']}` shows it"
+            f"job at a time: `{manifest.commands['status']}` shows it, and if it has ended, "
+            f"`{manifest.commands['resume']}` starts it again"
         )
     if (proposal := _sleepless_watcher(manifest)) is not None:
         for line in watcher_warnings(job.plan.cost, proposal):

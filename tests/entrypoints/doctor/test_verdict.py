@@ -17,6 +17,7 @@ from sm_train.entrypoints.doctor.doctor_history import (
     EarlierResult,
     parse_results,
     read_results,
+    unfit_nodes,
     write_result,
 )
 from sm_train.entrypoints.doctor.doctor_report import conclude, report_transport, result_document
@@ -424,3 +425,19 @@ def test_auto_mode_warns_on_several_instances(
     names = tuple(f"algo-{number + 1}" for number in range(hosts))
     resources = ResourceConfig(names[0], names, instance_type)
     assert effective_mode(job_config(mode=mode), resources) == effective
+
+
+def test_unfit_nodes_have_the_names_of_their_machines() -> None:
+    def flagged(node: str, machine: str | None, level: str) -> dict[str, str | None]:
+        return {"node": node, "instance_id": machine, "code": "ecc-errors", "level": level}
+
+    nodes = [
+        flagged("gpu-0 (gpu-0)", "gpu-0", "fail"),
+        flagged("gpu-1", None, "fail"),
+        flagged("gpu-2", "gpu-2", "warn"),
+    ]
+    documents = [
+        {"time": "2026-11-01T00:00:00Z", "flagged_nodes": [flagged("old", "old", "fail")]},
+        {"time": "2026-11-02T00:00:00Z", "flagged_nodes": nodes},
+    ]
+    assert unfit_nodes(documents, "2026-11-02T00:00:00Z") == ["gpu-0", "gpu-1"]

@@ -170,6 +170,11 @@ def test_submit_starts_a_job_that_the_partition_takes_and_stop_takes_it_out_of_t
     assert stopped.returncode == 0, stopped.stderr
     assert slurm.job(number)["JobState"] == "CANCELLED"
     # What a node stored is never run: it only selects among commands that are made here.
+    evil = "256px; touch /tmp/x #"
+    lines = {"stop": f"scancel --name=sent-{evil} --signal=TERM"}
+    store(slurm, "sent", "y", stage=evil, state="ended", exit_code=STOPPED, commands=lines)
+    refused = cli("stop", folder, "--cancel", env=slurm.environment)
+    assert "stored no command for its queue" in refused.stderr
     store(slurm, "sent", "x", state="ended", exit_code=STOPPED, commands={"stop": "touch /tmp/x"})
     refused = cli("stop", folder, "--cancel", env=slurm.environment)
     assert "stored no command for its queue" in refused.stderr

@@ -103,7 +103,7 @@ def script(
 def store(slurm: Slurm, name: str, job: str, **fields: Any) -> None:
     """Store a record of the first node of a run's job, as its first process does."""
     now, ran = time.time(), fields.pop("ran", 60.0)
-    run = {"run": name, "stage": STAGE, "platform": "slurm", "job_id": job}
+    run = {"run": name, "stage": fields.pop("stage", STAGE), "platform": "slurm", "job_id": job}
     node = {"node": "algo-1", "nodes": 2, "host": "gpu-0", "machine": "gpu-0"}
     times = {"started": now - ran, "seen": now, "ran": ran}
     record = NodeRecord(instance_type="ml.g5.xlarge", **run, **node, **times, **fields)

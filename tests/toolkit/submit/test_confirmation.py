@@ -20,7 +20,7 @@ ERASE = "\x7f"
 @pytest.mark.parametrize(
     ("keys", "code", "outcome"),
     [
-        (["q", "\n", "n", ERASE, "Y", "\n"], 0, "To follow it: sm-train watch demo"),
+        (["q", "\n", "n", ERASE, "Y", "\n"], 0, "watch demo"),
         (["y", ERASE, "\n"], 130, "sm-train: nothing was started"),  # the default is no
         pytest.param(["y", "\x03"], 130, "sm-train: interrupted", marks=pytest.mark.slow),
     ],

@@ -387,7 +387,7 @@ def test_concurrent_starts_at_different_placements_create_one_job(
 
 def leave_expired_claim(run: LiveRun, placement: int) -> None:
     """Claim attempt 2 for ``placement`` an hour ago, without starting the job."""
-    claimed = vars(run.record) | {"placement": placement, "version": 4}
+    claimed = vars(run.record) | {"placement": placement, "version": 5}
     claimed |= {"holder": {"token": "0"}}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from sm_train.toolkit.platforms.node_records.cluster_job import (
     cluster_platform,
 )
 from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions, PlacedRun
-from sm_train.toolkit.platforms.scheduler import run_command
+from sm_train.toolkit.platforms.scheduler import run_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +210,16 @@ class ClusterRun(PlacedRun):
 
     def leave_queue(self) -> str:
         """Take the run's newest job out of its platform's queue, by the platform's own program."""
-        job = self.newest_job()
-        command = queue_commands(
-            self.name, job.stage, self.config.kubernetes.namespace, self._command("stop") or ""
-        )
+        job, stages = self.newest_job(), [stage.name for stage in self.config.stages]
+        command = None
+        # Anybody who can write the records could have named a stage: only the run's are.
+        if job.stage in stages:
+            namespace = self.config.kubernetes.namespace
+            stored = self._command("stop") or ""
+            command = queue_commands(self.name, job.stage, namespace, stored)
         if command is None:
             raise UserError(f"--cancel: the nodes of {job.name} stored no command for its queue")
-        run_command(command)
+        run_words(shlex.split(command))
         return command
 
     def store_stop(self, stage: str, by: str) -> None:

@@ -64,17 +64,26 @@ ADAPTER = _SageMaker()
 
 def _as_given(run: SageMakerRun, options: dict[str, Any]) -> SageMakerRun:
     """Return the run with the options that find it without its file."""
-    profile, region_option, profile_option = options["profile"], "", ""
+    profile = options["profile"]
+    region_option, profile_option = options_elsewhere(run.region, profile)
+    given = f"{region_option}{profile_option}"
+    return replace(run, profile=profile, given=given, given_profile=profile_option)
+
+
+def options_elsewhere(region: str, profile: str | None) -> tuple[str, str]:
+    """Return the options for region and profile that commands in another folder need, each after a
+    blank; those that this machine's defaults make needless are empty.
+    """
+    region_option = profile_option = ""
     try:
         default = resolve_region(None, None, profile)
     except UserError:
         default = None
-    if run.region != default:
-        region_option = f" --region {run.region}"
+    if region != default:
+        region_option = f" --region {region}"
     if profile is not None and profile != default_profile():
         profile_option = f" --profile {shlex.quote(profile)}"
-    given = f"{region_option}{profile_option}"
-    return replace(run, profile=profile, given=given, given_profile=profile_option)
+    return region_option, profile_option
 
 
 def _run_of_name(session: boto3.Session, target: str) -> SageMakerRun:

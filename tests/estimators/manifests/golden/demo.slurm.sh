@@ -70,6 +70,7 @@ if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi
 # Starts of this job since it last stored a checkpoint.
 mkdir -p /fsx/sm-train/digits/checkpoints/digits/job-records
 begin=/fsx/sm-train/digits/checkpoints/digits/job-records/.starts-$SLURM_JOB_ID
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || rm -f "$begin"
 restarts() {
     local saved
     saved=$(find /fsx/sm-train/digits/checkpoints/digits -name complete.json -newer "$begin" 2>/dev/null || true)
@@ -88,9 +89,10 @@ srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PE
 again=
 flagged=$(cat /fsx/sm-train/digits/checkpoints/digits/job-records/flagged-nodes 2>/dev/null || true)
 if [ "$status" -ne 0 ]; then
-    found=$(find /fsx/sm-train/digits/checkpoints/digits/job-records -name node.json -newer "$begin" 2>/dev/null || true)
-    if grep -qE '"exit_code": 75[,}]' $found /dev/null; then again=progress; fi
-    if [ "$status" -eq 143 ] || grep -qE '"exit_code": 143[,}]' $found /dev/null; then
+    own=$(find /fsx/sm-train/digits/checkpoints/digits/job-records -path "*-job$SLURM_JOB_ID-*" -name node.json \
+        -newer "$begin" 2>/dev/null || true)
+    if grep -qE '"exit_code": 75[,}]' $own /dev/null; then again=progress; fi
+    if [ "$status" -eq 143 ] || grep -qE '"exit_code": 143[,}]' $own /dev/null; then
         export SLURM_TIME_FORMAT=standard
         end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)
         [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)
@@ -98,28 +100,38 @@ if [ "$status" -ne 0 ]; then
             again=time
         fi
     fi
-    if [ -n "$flagged" ] && grep -qE '"exit_code": 69[,}]' $found /dev/null; then again=unfit; fi
-    if grep -qE '"exit_code": 74[,}]' $found /dev/null; then again=; fi
+    if [ -n "$flagged" ] && grep -qE '"exit_code": 69[,}]' $own /dev/null; then again=unfit; fi
+    if grep -qE '"exit_code": 74[,}]' $own /dev/null; then again=; fi
     if [ "$(restarts)" -gt 3 ]; then again=; fi
 fi
 if [ -n "$again" ]; then
     echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"
     # Slurm also stops this script, and excludes nodes of jobs in the queue only.
     trap '' TERM
-    scontrol requeue "$SLURM_JOB_ID"
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do  # slurmctld may restart
+        if scontrol requeue "$SLURM_JOB_ID"; then break; fi
+        if [ "$attempt" -eq 10 ]; then exit "$status"; fi
+        sleep 30
+    done
 fi
 if [ -n "$again" ] && [ -n "$flagged" ]; then
     usable=$(
         sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format="%N %t" |
-        awk '$2 ~ /^(idle|alloc|mix|comp)[~#+%]?$/ { print $1 }' | sort --unique || true)
-    left=$(grep -vxFc "$flagged" <<<"$usable" || true)
-    if [ "$left" -ge 2 ]; then
+        awk '$2 ~ /^(idle|alloc|mix|comp|plnd)[-~#+%]?$/ { print $1 }' |
+        sort --unique || true)
+    left=$(grep -v '^$' <<<"$usable" | grep -vxFc "$flagged" || true)
+    job=$(scontrol show job --oneliner "$SLURM_JOB_ID" || true)
+    present=$(sed -n 's/.* ExcNodeList=\([^ ]*\).*/\1/p' <<<"$job")
+    # Nodes that the user demands stay.
+    if [ "$left" -ge 2 ] && [[ "$job" == *" ReqNodeList=(null)"* ]]; then
         excluded=$(paste --serial --delimiters=, <<<"$flagged")
+        [ -z "$present" ] || [ "$present" = "(null)" ] || excluded="$present,$excluded"
         for attempt in 1 2 3 4 5; do
-            scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded" && break
+            if scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded"; then
+                echo "sm-train: without the flagged nodes" $flagged; break
+            fi
             sleep 1
         done
-        echo "sm-train: without the flagged nodes" $flagged
     fi
 fi
 exit "$status"
