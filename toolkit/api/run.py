@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.checks import Checks
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
+    from sm_train.toolkit.checks.finding import Finding
     from sm_train.toolkit.costing.cost_result import Cost
     from sm_train.toolkit.submit.planned_job import PlannedJob
     from sm_train.toolkit.submit.submission import Submission
@@ -155,9 +156,32 @@ class Run:
         subject = Subject(config, region, estimate, self.folder, source)
         subject = replace(subject, components=components)
         today = datetime.now(UTC).date()
+        patched = tuple(self._patch_findings())
         if session is None:
-            return Checks(tuple(offline_findings(subject, today)))
-        return Checks(tuple(online_findings(subject, session, today, progress)))
+            return Checks((*patched, *offline_findings(subject, today)))
+        return Checks((*patched, *online_findings(subject, session, today, progress)))
+
+    def _patch_findings(self) -> Iterator[Finding]:
+        """Build the requests of a run with a patch, as `submit` does; AWS's model reads them."""
+        from sm_train.toolkit.checks.run_file import REQUEST_PATCH
+
+        if not self.config.cluster.request_patch:
+            return
+        cluster = self.config.cluster.model_copy(update={"request_patch": {}})
+        unpatched = replace(self, config=self.config.model_copy(update={"cluster": cluster}))
+        try:
+            submission_of(unpatched, None)
+        except UserError:
+            return  # something else is wrong, which other checks report
+        try:
+            submission_of(self, None)
+        except UserError as error:
+            yield REQUEST_PATCH.found(
+                "error",
+                "cluster.request_patch",
+                str(error).removeprefix("cluster.request_patch: "),
+                "correct it; `sm-train submit RUN --request` prints the request",
+            )
 
     def cost(
         self,

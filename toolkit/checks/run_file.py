@@ -13,6 +13,7 @@ from sm_train.toolkit.placeholders import find_placeholders
 RUN_FILE = Check("run-file", ("error",))
 BATCH_ARITHMETIC = Check("batch-arithmetic", ("error",))
 PLACEHOLDER = Check("placeholder", ("error",))
+REQUEST_PATCH = Check("request-patch", ("error",))
 
 
 def placeholder_findings(config: RunConfig) -> Iterator[Finding]:

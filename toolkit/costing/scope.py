@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,23 +74,26 @@ class Enforcer:
 
     who: str
     seconds: float
-    otherwise: str = ""
 
 
-LAPTOP = Enforcer(
-    "this laptop while `sm-train watch` runs, or the function of `sm-train template watch-lambda`",
-    60.0 + 120.0,
-    "; while neither polls, nobody before cluster.max_runtime",
+WATCHERS = (
+    Enforcer("this laptop while `sm-train watch` runs", 60.0 + 120.0),
+    Enforcer("the function of `sm-train template watch-lambda`", 300.0 + 120.0),
 )
-"""SageMaker's jobs are stopped by whoever watches: a poll each minute, and 120 s for a stop."""
+"""SageMaker's jobs are stopped by whoever watches: after at most a poll, and 120 s for a stop."""
+
+UNWATCHED = "while neither polls, nobody before cluster.max_runtime"
 
 
 def enforcement_row(
-    document: dict[str, Any], config: RunConfig, enforcer: Enforcer | None
+    document: dict[str, Any],
+    config: RunConfig,
+    enforcers: Sequence[Enforcer],
+    otherwise: str | None = None,
 ) -> tuple[str, str]:
     """Return label and text of who stops the run at its budget, and what that may exceed it by.
 
-    ``document`` is that of ``cost --json``.
+    ``document`` is that of ``cost --json``; ``otherwise`` says what happens without them.
     """
     label = "enforced by"
     if config.budget is None:
@@ -104,11 +107,15 @@ def enforcement_row(
         for stage in document["stages"]
     ]
     known = [usd for usd in hourly if usd is not None]
-    if enforcer is None or len(known) < len(hourly):
-        why = "nothing watches the run" if enforcer is None else "a price is unknown"
+    if not enforcers or len(known) < len(hourly):
+        why = "a price is unknown" if enforcers else "nothing watches the run"
         return label, f"nobody: {why}"
-    over = format_usd(max(known) * enforcer.seconds / _SECONDS_PER_HOUR)
-    return label, f"{enforcer.who}: up to {over} more than the budget{enforcer.otherwise}"
+    texts = [
+        f"{each.who}: up to {format_usd(max(known) * each.seconds / _SECONDS_PER_HOUR)} more than "
+        "the budget"
+        for each in enforcers
+    ]
+    return label, "; ".join(filter(None, (*texts, otherwise)))
 
 
 def format_epochs(epochs: float) -> str:

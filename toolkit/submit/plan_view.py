@@ -26,7 +26,8 @@ from sm_train.estimators.manifests.manifest import Manifest
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.scope import (
-    LAPTOP,
+    UNWATCHED,
+    WATCHERS,
     Enforcer,
     enforcement_row,
     scope_rows,
@@ -113,7 +114,7 @@ def show_cluster_plan(plan: ClusterPlan, console: Console) -> None:
         ("resume", manifest.commands["resume"]),
         samples,
         budget,
-        enforcement_row(as_document(plan.whole), config, cluster_enforcer(config, manifest)),
+        _cluster_enforcement(plan),
         *_effective_rows(as_document(plan.whole), config),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
     ]
@@ -139,19 +140,21 @@ def _effective_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[s
     return [("effective", text)]
 
 
-def cluster_enforcer(config: RunConfig, manifest: Manifest) -> Enforcer | None:
-    """Return what stops a run on a cluster at its budget; None if its manifest has no watcher."""
+def _cluster_enforcement(plan: ClusterPlan) -> tuple[str, str]:
+    """Return label and text of what stops a run on a cluster at its budget."""
+    config, manifest, document = plan.config, plan.manifest, as_document(plan.whole)
     schedule = manifest.watch_schedule
     if schedule is None:
-        return None
+        return enforcement_row(document, config, ())
     minutes = re.match(r"\*/(\d+) ", schedule)
     # A heartbeat carries the request to the nodes, which then save a checkpoint.
     seconds = 60.0 * (int(minutes[1]) if minutes else 60) + HEARTBEAT_SECONDS
     seconds += config.kubernetes.grace_period
     if manifest.has_partitions:
-        who = f"Slurm's crontab ({schedule}) once `watch-on` has run"
-        return Enforcer(who, seconds, "; before, this laptop while `sm-train watch` runs")
-    return Enforcer(f"the CronJob of the manifest ({schedule})", seconds)
+        crontab = Enforcer(f"Slurm's crontab ({schedule}) once `watch-on` has run", seconds)
+        return enforcement_row(document, config, [WATCHERS[0], crontab])
+    cron_job = Enforcer(f"the CronJob of the manifest ({schedule})", seconds)
+    return enforcement_row(document, config, [cron_job])
 
 
 def _data_source(config: RunConfig) -> str:
@@ -276,7 +279,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         *plan_rows(submission.training_plan, submission.plan_unknown),
         *_patch_rows(config.cluster),
         *scope_rows(as_document(whole), config),
-        enforcement_row(as_document(whole), config, LAPTOP),
+        enforcement_row(as_document(whole), config, WATCHERS, UNWATCHED),
         *_effective_rows(as_document(whole), config),
         (
             "bundle",

@@ -74,6 +74,10 @@ def test_submit_refuses_a_patch_that_sagemaker_would_reject(
     refused = cli("submit", path, "--dry-run")
     assert refused.returncode == code
     assert problem in one_line(refused.stderr)
+    found = json.loads(cli("check", path, "--offline", "--json").stdout)["findings"]
+    # A key of the run file that sets the field is known when the file is read.
+    [finding] = [each for each in found if each["code"] in ("request-patch", "run-file")]
+    assert problem in f"{finding['message']}; {finding['fix']}"
 
 
 def test_the_plan_shows_the_whole_request(cli: Cli, tmp_path: Path) -> None:
