@@ -44,6 +44,14 @@ class Delivery:
         """Whether each sink has it, of which there is at least one."""
         return self.sinks > 0 and not self.problems
 
+    def describe(self) -> str:
+        """Return in words what became of it."""
+        if not self.sinks:
+            return f"alert `{self.alert.title}`: this machine has no sink of `alerts` to send it to"
+        if self.problems:
+            return f"alert `{self.alert.title}` did not arrive: {', '.join(self.problems)}"
+        return f"alert sent: {self.alert.title}"
+
 
 @dataclass(frozen=True)
 class PendingAlert:
@@ -135,6 +143,11 @@ def deliver(
     if delivered != decided:
         write_file(storage, ALERTS_FILE, delivered.to_json())
     return deliveries
+
+
+def send_now(alert: Alert, sinks: Sequence[SinkFactory]) -> Delivery:
+    """Send an alert once to each sink, and store nothing."""
+    return _send(PendingAlert(alert, tuple(sink.name for sink in sinks)), sinks)[0]
 
 
 def _send(pending: PendingAlert, sinks: Sequence[SinkFactory]) -> tuple[Delivery, tuple[str, ...]]:

@@ -4,6 +4,7 @@ SageMaker keeps the status and the log of a job; other platforms forget both wit
 first process of each node stores, below ``job-records`` in the stage's checkpoint folder:
 
     run.json                    the run file, as the job's processes read it
+    submitted.json              a :class:`Submitted` job, of `submit --to`
     stop.json                   a :class:`StopRequest` (``sm-train stop``, a budget)
     alerts.json                 the alerts that a watcher has sent
     algo-1-1700000000/          a node, and when its first process started; on Slurm with the job
@@ -42,6 +43,7 @@ from sm_train.entrypoints.shared_work.storage import Storage, write_file
 FOLDER = RECORDS
 
 RUN_FILE, STOP_FILE = f"{FOLDER}/run.json", f"{FOLDER}/stop.json"
+SUBMITTED_FILE = f"{FOLDER}/submitted.json"
 _NODE_FILE = "node.json"
 
 RECORD_VERSION = 3
@@ -171,6 +173,18 @@ class StopRequest:
         if self.job_id is not None and job_id == self.job_id:
             return True
         return self.requested > started - _RESOLUTION_SECONDS
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was handed to a platform at ``time``, Unix seconds: it may wait in a queue.
+
+    ``commands`` are the platform's, by their purpose.
+    """
+
+    platform: str
+    commands: Mapping[str, str]
+    time: float
 
 
 @dataclass(frozen=True)
@@ -326,6 +340,33 @@ def store_stop_request(storage: Storage, by: str, job_id: str | None = None) -> 
     """
     document = {"version": RECORD_VERSION, "by": by, "job_id": job_id}
     write_file(storage, STOP_FILE, json.dumps(document).encode())
+
+
+def read_submitted(storage: Storage) -> Submitted | None:
+    """Return the newest job that was handed to the platform; None if none is known.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    document = read_document(storage, SUBMITTED_FILE)
+    if document is None or document.pop("version", None) != RECORD_VERSION:
+        return None
+    fields = {"platform": text, "commands": mapping_of(text), "time": timestamp}
+    try:
+        return Submitted(**checked_fields(document, fields))
+    except (TypeError, ValueError):
+        return None
+
+
+def store_submitted(storage: Storage, run_file: bytes, submitted: Submitted) -> None:
+    """Store a job that was handed to the platform, and its run file.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    document = {"version": RECORD_VERSION, **asdict(submitted)}
+    write_file(storage, RUN_FILE, run_file)
+    write_file(storage, SUBMITTED_FILE, json.dumps(document).encode())
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from sm_train.estimators.config.fields import (
     ATTACHMENT_PATTERN,
     CONTAINER_IMAGE_PATTERN,
@@ -45,6 +45,15 @@ def _check_length(value: str) -> str:
     return value
 
 
+def _reject_numbers(value: Any) -> Any:
+    """Refuse a number, of which YAML may have read another text, such as 1:30:00."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f'YAML reads this as a number, not as text: quote it, such as "{value}"')
+    if not isinstance(value, str | bool):
+        raise ValueError("must be text, or true or false")
+    return value
+
+
 def _check_slurm_option(value: str | bool) -> str | bool:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_.,:=@%/+-]{1,256}", value):
         raise ValueError("must be letters, digits and _ . , : = @ % / + -")
@@ -60,7 +69,9 @@ CronSchedule = Annotated[str, Field(pattern=SCHEDULE_PATTERN, max_length=100)]
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
 AttachmentName = Annotated[str, Field(pattern=ATTACHMENT_PATTERN)]
 SlurmImage = Annotated[str, Field(pattern=SLURM_IMAGE_PATTERN, max_length=512)]
-SlurmOption = Annotated[str | bool, AfterValidator(_check_slurm_option)]
+SlurmOption = Annotated[
+    str | bool, BeforeValidator(_reject_numbers), AfterValidator(_check_slurm_option)
+]
 SlurmOptionName = Annotated[str, Field(pattern=SLURM_NAME_PATTERN, max_length=40)]
 
 

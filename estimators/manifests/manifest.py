@@ -37,7 +37,8 @@ class Manifest:
     ``code_uri`` is where the cluster expects the bundle. ``commands`` are those that take the place
     of `submit` and `resume`, and others of the platform: purpose → command line. ``queue_query`` is
     one whose output is empty if no such job waits or runs. ``watch_schedule`` is that of its
-    watcher outside of the nodes, None if it has none.
+    watcher outside of the nodes, None if it has none. ``checkpoints`` is the address of the stage's
+    checkpoints outside of the nodes, None if only the user knows it.
     """
 
     target: Target
@@ -48,6 +49,7 @@ class Manifest:
     commands: dict[str, str]
     queue_query: str
     watch_schedule: str | None
+    checkpoints: str | None
 
     @property
     def has_partitions(self) -> bool:
@@ -114,14 +116,25 @@ def build_manifest(
         text = batch_script(replace(job, platform="slurm", commands=commands))
         query = f"squeue --noheader --me --name={job.name} --format='%i %T'"
         schedule = config.slurm.watch_schedule if _has_watcher(job) else None
-        return Manifest(target, job.name, text, (), job.code_uri, commands, query, schedule)
+        place = f"{run_folder(job)}/checkpoints/{stage.name}"
+        return Manifest(target, job.name, text, (), job.code_uri, commands, query, schedule, place)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
     objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
     text = "---\n".join(_yaml(kubernetes_object) for kubernetes_object in objects)
     query = f"kubectl get -n {config.kubernetes.namespace} {_RESOURCES[target]}/{job.name}"
     query += " --ignore-not-found -o name"
     schedule = config.kubernetes.watch_schedule if watcher_name(job) else None
-    return Manifest(target, job.name, text, objects, job.code_uri, commands, query, schedule)
+    return Manifest(
+        target,
+        job.name,
+        text,
+        objects,
+        job.code_uri,
+        commands,
+        query,
+        schedule,
+        job.checkpoint_uri if _copies_checkpoints(job) else None,
+    )
 
 
 def queue_commands(run: str, stage: str, namespace: str, stop: str) -> str | None:

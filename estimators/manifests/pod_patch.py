@@ -69,17 +69,11 @@ def require_pod(pod: dict[str, Any]) -> None:
         raise ManifestError(f"kubernetes.pod_patch: {place}: {first['msg'].lower()}") from None
     known = {} if read is None else read.to_dict()
     for path, siblings in _lost(pod, known, ()):
-        if not _MISREAD & set(path):
-            close = get_close_matches(path[-1], siblings, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ManifestError(
-                f"kubernetes.pod_patch: {'.'.join(path)}: Kubernetes has no such field{hint}"
-            )
-
-
-_MISREAD = frozenset({"podAffinity", "podAntiAffinity", "ephemeral"})
-"""Fields below which kubeflow-trainer-api 2.3 has other models than Kubernetes: node selectors in
-a pod's affinity, and another name for the template of a claim."""
+        close = get_close_matches(path[-1], siblings, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ManifestError(
+            f"kubernetes.pod_patch: {'.'.join(path)}: Kubernetes has no such field{hint}"
+        )
 
 
 def _lost(

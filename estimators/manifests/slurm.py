@@ -273,9 +273,24 @@ def _srun(job: StageJob) -> str:
             if folder
         )
         mounts = ",".join(f"{folder}:{folder}" for folder in folders)
-        image = shlex.quote(enroot_image(slurm.image or job.image))
+        image = shlex.quote(enroot_image(slurm.image or _image(job)))
         words += [f"--container-image={image}", f"--container-mounts={mounts}"]
     return " ".join(words)
+
+
+def _image(job: StageJob) -> str:
+    """Return the image of other platforms.
+
+    Raises:
+        ManifestError: there is none.
+    """
+    try:
+        return job.image
+    except ManifestError:
+        raise ManifestError(
+            "slurm.image: not set; write an image with PyTorch, or slurm.container: false to run "
+            "slurm.python of the nodes"
+        ) from None
 
 
 def enroot_image(image: str) -> str:

@@ -64,7 +64,8 @@ def _dry_run_findings(manifest: Manifest) -> Iterator[Finding]:
                     "warning",
                     manifest.section,
                     message,
-                    "the job waits until nodes are up that have what it asks for",
+                    "nodes that have it are down or drained, and the job waits for them; if there "
+                    "are none, change slurm.options",
                 )
                 return
             yield SCHEDULER_DRY_RUN.found(
@@ -82,6 +83,8 @@ def partition_findings(text: str, config: RunConfig, nodes: int) -> Iterator[Fin
     """
     options = config.slurm.options
     named, minutes = options.get("partition"), _asked_minutes(config)
+    asked = str(options.get("nodes", ""))
+    nodes = int(asked) if asked.isdecimal() else nodes
     partitions = _partitions(text)
     chosen = _chosen(partitions, named if isinstance(named, str) else None)
     if not chosen:
@@ -101,8 +104,8 @@ def partition_findings(text: str, config: RunConfig, nodes: int) -> Iterator[Fin
 def _asked_minutes(config: RunConfig) -> float:
     """Return the time that a job asks for; 0 is the partition's own default."""
     time = config.slurm.options.get("time", str(default_minutes(config)))
-    if not isinstance(time, str):
-        return 0.0
+    if not isinstance(time, str) or not (time in _UNLIMITED or _TIME.fullmatch(time)):
+        return 0.0  # the partition's default, or one that sbatch refuses in the dry run
     minutes = _minutes(time)
     return float("inf") if minutes in (None, 0) else float(minutes or 0)
 
@@ -144,7 +147,7 @@ def _problems(
             "error",
             "slurm.options.time",
             f"{asked}: the partition {name} allows "
-            f"{longest:,}, and the job would wait for ever (PartitionConfig)",
+            f"{longest:,} minutes, and the job would wait for ever (PartitionConfig)",
             f'set slurm.options.time: "{longest}"; the script queues the job again after it',
         )
     fewest = fields.get("MinNodes", "")

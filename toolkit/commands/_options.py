@@ -77,7 +77,8 @@ accept_components_option = click.option(
 unproven_option = click.option(
     "--unproven",
     is_flag=True,
-    help="Start for more than $1,000 where no job or canary of the last 90 days has run.",
+    help="Start on SageMaker for more than $1,000 where no job or canary of the last 90 days has "
+    "run.",
 )
 
 _LOCAL_OPTIONS = (

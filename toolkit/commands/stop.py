@@ -54,6 +54,8 @@ def command(
         outcome = "has ended; no other job starts" if found.starts_jobs else "has ended"
     if as_json:
         write_json(record_document(result))
+    if result.cancelled_by is not None:
+        note(f"ran {result.cancelled_by}")
     if result.warning is not None:
         note(f"warning: {result.warning}")
     is_done = result.status == "Completed" and result.stage == found.config.stages[-1].name

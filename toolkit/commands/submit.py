@@ -146,7 +146,7 @@ def command(
     _check_modes(local, dry_run, steps, follow=follow, as_json=as_json)
     if target is not None:
         refused = {"--clone": clone, "--local": local, "--auto-advance": auto_advance}
-        refused |= {"--request": request, "--follow": follow}
+        refused |= {"--request": request, "--follow": follow, "--unproven": unproven}
         _start_on_cluster(
             options,
             run,
@@ -177,7 +177,8 @@ def command(
         submission = submission_of(loaded, stage if dry_run else stage or loaded.stages[0])
         region, config = submission.region, submission.config
     if dry_run:
-        _show(submission, options["profile"], request=request, as_json=as_json)
+        target_name = str(run or "RUN")
+        _show(submission, options["profile"], target_name, request=request, as_json=as_json)
         return None
     submit(
         submission,
@@ -252,7 +253,10 @@ def _clone(
     return config, bundle, commit, region
 
 
-def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
+def _show(
+    submission: Submission, profile: str | None, target: str, *, request: bool, as_json: bool
+) -> None:
+    from sm_train.toolkit.doctor.proven_path import require_proven
     from sm_train.toolkit.submit.plan_view import show_plan
     from sm_train.toolkit.submit.submit import check_budget, dry_run
     from sm_train.toolkit.terminal.console import stdout_console, write_json, write_line
@@ -261,7 +265,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
         for planned_request in submission.requests:
             write_json(planned_request)
         return
-    plan = dry_run(submission, profile)
+    plan = dry_run(submission, profile, partial(require_proven, unproven=False, target=target))
     if as_json:
         changes = None if plan.changes is None else plan.changes.as_dict()
         write_json(plan.submission.as_dict() | {"changes": changes})

@@ -12,6 +12,9 @@ from sm_train.toolkit.errors import ExitCode, UserError
 
 _SECONDS = 120.0
 
+_REASON = 400
+"""Characters of what a program says about its failure, the last ones."""
+
 
 def has_scheduler(manifest: Manifest) -> bool:
     """Return whether this machine has the program that starts the manifest's job."""
@@ -36,7 +39,7 @@ def run_command(command: str) -> str:
     """Run a command line of a manifest that was built here; return its output.
 
     Raises:
-        UserError: it fails; the message is its last line.
+        UserError: it fails; the message is what it says.
     """
     return _run(["bash", "-c", f"set -o pipefail; {command}"], command)
 
@@ -64,6 +67,8 @@ def _run(words: Sequence[str], command: str) -> str:
             f"{command}: no answer within {_SECONDS:.0f} s", ExitCode.UNEXPECTED
         ) from None
     if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"{command}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines()]
+        # sbatch's last line is often advice only.
+        reason = "; ".join(line for line in lines if line and not line.startswith("Try "))
+        raise UserError(f"{command}: {reason[-_REASON:] or f'exit code {done.returncode}'}")
     return done.stdout.strip()

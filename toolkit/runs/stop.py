@@ -15,13 +15,15 @@ _POLL_SECONDS = 5.0
 class StopResult:
     """The job as it is after the stop; the document of ``stop --json``.
 
-    ``status`` is one of SageMaker's, on every platform. ``warning`` says what was not recorded.
+    ``status`` is one of SageMaker's, on every platform. ``warning`` says what was not recorded,
+    ``cancelled_by`` is the command that took the job out of its platform's queue.
     """
 
     training_job_name: str
     stage: str
     status: str
     warning: str | None = None
+    cancelled_by: str | None = None
 
     @property
     def live(self) -> bool:
@@ -37,12 +39,13 @@ def stop(run: PlacedRun, *, wait: bool, cancel: bool = False) -> StopResult:
     Raises:
         UserError: the run has no job, or its platform cannot stop it from here.
     """
+    command = run.leave_queue() if cancel else None
+    if command is not None and not run.jobs():
+        return StopResult(run.name, run.config.stages[0].name, "Stopped", cancelled_by=command)
     job, warning = run.request_stop()
-    if cancel:
-        run.leave_queue()
-        warning = None
     job = ended(run, job) if wait else job
-    return StopResult(job.name, job.stage, job.status, warning)
+    warning = warning if command is None else None
+    return StopResult(job.name, job.stage, job.status, warning, command)
 
 
 def pause_after_stage(run: PlacedRun) -> StopResult:

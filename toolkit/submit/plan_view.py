@@ -109,7 +109,12 @@ def show_cluster_plan(plan: ClusterPlan, console: Console) -> None:
     price = as_document(plan.whole)["stages"][0]
     rows = [
         *_starts_now(plan),
-        ("code", manifest.code_uri),
+        (
+            "code",
+            f"{manifest.code_uri}, or the shared folder"
+            if manifest.has_partitions
+            else manifest.code_uri,
+        ),
         ("start", manifest.commands["start"]),
         ("resume", manifest.commands["resume"]),
         samples,

@@ -69,7 +69,7 @@ def resume(
         UserError: there is no such run or stage, the job cannot be started, or the user did not
             confirm.
     """
-    run = open_run(target, options)
+    run = open_run(target, options, where_newest=not take_over)
     if auto_advance is None:
         auto_advance = run.record is not None and run.record.auto_advance
     chosen = stage or unfinished_stage(run)

@@ -190,8 +190,12 @@ SLEEPLESS_USD = 10_000.0
 """A start that costs more deserves a watcher that does not sleep."""
 
 
-def dry_run(submission: Submission, profile: str | None) -> RunPlan:
+def dry_run(
+    submission: Submission, profile: str | None, before_start: StartCheck = lambda *_: None
+) -> RunPlan:
     """Return the plan, compared with the last submitted job if this machine has credentials.
+
+    Then ``before_start`` says whether a start would be refused.
 
     Without credentials in the environment or in a profile, nothing is sent.
     """
@@ -202,10 +206,16 @@ def dry_run(submission: Submission, profile: str | None) -> RunPlan:
     plan = plan_offline(submission)
     bucket = staging_bucket(submission.config, submission.region)
     try:
-        return replace(plan, changes=changes_of(session, bucket, submission))
+        plan = replace(plan, changes=changes_of(session, bucket, submission))
     except UserError as error:
         _warn([f"not compared with the last job: {error}"])
         return plan
+    request = submission.requests[0]
+    try:
+        before_start(session, submission.config, plan.stage, request, plan.cost)
+    except UserError as error:
+        _warn([f"submit refuses this start: {error}"])
+    return plan
 
 
 def _warn(lines: Iterable[str]) -> None:

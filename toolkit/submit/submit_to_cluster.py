@@ -4,16 +4,25 @@ manifest's own command.
 
 from __future__ import annotations
 
+import json
+import shlex
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.entrypoints.job_records.node_record import Submitted, store_submitted
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.shared_work.storage import open_storage
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, run_document
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.manifest import Manifest, file_name
-from sm_train.estimators.manifests.stage_job import Target
+from sm_train.estimators.manifests.stage_job import Target, off_sagemaker
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.scheduler import scheduler_findings
@@ -27,6 +36,7 @@ from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.plan_view import ClusterPlan, show_cluster_plan
 from sm_train.toolkit.submit.planned_job import next_start
+from sm_train.toolkit.submit.relocation import require_run_data
 from sm_train.toolkit.submit.staged_manifest import CheckedManifest, checked_manifest, stage_code
 from sm_train.toolkit.submit.submission import choose_stages
 from sm_train.toolkit.submit.submit import confirm, describe_start, watcher_warnings
@@ -78,16 +88,12 @@ def submit_to_cluster(
     shows_text = dry_run and not as_json
     show_cluster_plan(job.plan, stdout_console() if shows_text else stderr_console())
     if dry_run:
-        for finding in job.findings:
-            write_line(f"{finding.level}: {finding.where}: {finding.message}", err=True)
         if as_json:
             write_json(manifest.as_dict() | {"cost": as_document(job.plan.cost), "job": None})
+        _refuse_errors(job.findings)
         return
     require_scheduler(manifest)
-    errors = [finding for finding in job.findings if finding.level == "error"]
-    if errors:
-        lines = (f"{each.where}: {each.message}; {each.fix}" for each in errors)
-        raise UserError("\n".join(lines), ExitCode.PREFLIGHT)
+    _refuse_errors(job.findings)
     if waiting := run_command(manifest.queue_query):
         raise UserError(
             f"{job.plan.stage.name}: the cluster has {waiting.splitlines()[0]}; a stage has one "
@@ -102,12 +108,48 @@ def submit_to_cluster(
     _place_code(job.checked, options)
     write_atomic(job.file, manifest.text.encode())
     answer = run_command(manifest.commands["start"])
+    last = answer.splitlines()[-1] if answer else manifest.program
+    number = last.rpartition(" ")[2] if manifest.has_partitions else last
+    _store_submitted(job, options)
     if as_json:
-        write_json(manifest.as_dict() | {"cost": as_document(job.plan.cost), "job": answer})
-    note(f"Started {manifest.name}: {answer.splitlines()[-1] if answer else manifest.program}")
-    for purpose in ("watch", "watch-on", "logs", "stop", "resume"):
+        write_json(manifest.as_dict() | {"cost": as_document(job.plan.cost), "job": number})
+    note(f"Started {manifest.name}: {last}")
+    for purpose in ("watch", "watch-on", "watch-off", "logs", "stop", "resume"):
         if purpose in manifest.commands:
-            note(f"{purpose:8}  {manifest.commands[purpose]}")
+            note(f"{purpose:9}  {manifest.commands[purpose].replace('-JOB.log', f'-{number}.log')}")
+
+
+def _refuse_errors(findings: Sequence[Finding]) -> None:
+    """Print what the scheduler says of a manifest, and refuse one with errors.
+
+    Raises:
+        UserError: there are errors (exit code 3).
+    """
+    for finding in findings:
+        if finding.level != "error":
+            text = f"{finding.where}: {finding.message}; {finding.fix}"
+            write_line(f"{finding.level}: {text}", err=True)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        lines = (f"{each.where}: {each.message}; {each.fix}" for each in errors)
+        raise UserError("\n".join(lines), ExitCode.PREFLIGHT)
+
+
+def _store_submitted(job: PlannedClusterJob, options: dict[str, Any]) -> None:
+    """Store that the job was started, next to its checkpoints: it may wait before a node runs."""
+    manifest, config = job.checked.manifest, job.checked.config
+    if manifest.checkpoints is None:
+        return
+    submitted = Submitted(manifest.title.lower(), manifest.commands, time.time())
+    run_file = json.dumps(run_document(off_sagemaker(config))).encode()
+    access = S3Access(options["profile"], job.checked.region)
+    try:
+        with translate_aws_errors(manifest.checkpoints):
+            store_submitted(open_storage(manifest.checkpoints, access), run_file, submitted)
+    except (OSError, UserError) as error:
+        write_line(
+            f"warning: `status` knows the job once its nodes have started: {error}", err=True
+        )
 
 
 def plan_cluster_job(
@@ -145,7 +187,7 @@ def plan_cluster_job(
     if run is not None:
         stages, unread = stages_of(run)
         start = next_start(
-            config.name,
+            shlex.quote(str(file)),
             stages,
             chosen,
             cause="submit",
@@ -155,9 +197,29 @@ def plan_cluster_job(
         projection = projected(run, stages, run.now())
         cost = projection.estimates.get(chosen.name, cost)
         checked = replace(checked, warnings=(*checked.warnings, *unread))
+    data_warnings = _data_warnings(checked, chosen, options)
+    checked = replace(checked, warnings=(*checked.warnings, *data_warnings))
     plan = ClusterPlan(config, checked.manifest, chosen, start.from_step, cost, whole, projection)
     findings = tuple(scheduler_findings(checked.manifest, config, chosen.instances))
     return PlannedClusterJob(manifest_file, checked, plan, start, findings)
+
+
+def _data_warnings(
+    checked: CheckedManifest, stage: StageSection, options: dict[str, Any]
+) -> list[str]:
+    """Look for the data of a stage, as before a training job.
+
+    Raises:
+        UserError: they are missing or too few.
+    """
+    if checked.manifest.has_partitions and checked.config.slurm.data == "shared":
+        return []  # in a folder of the nodes
+    try:
+        session = open_session(options["profile"], checked.region)
+        require_run_data(session, checked.config, checked.region, stage.name)
+    except AccessError as error:
+        return [f"the data were not looked for: {error}"]
+    return []
 
 
 def _found_run(
@@ -179,7 +241,11 @@ def _sleepless_watcher(manifest: Manifest) -> str | None:
     """Return what would watch the job without this laptop; None if its manifest has that."""
     if manifest.watch_schedule is None:
         return "set budget.usd or a sink of alerts, with which the manifest has a watcher"
-    return "`watch-on`, below, adds a watcher" if "watch-on" in manifest.commands else None
+    return (
+        "`watch-on`, which follows the start, adds a watcher"
+        if "watch-on" in manifest.commands
+        else None
+    )
 
 
 def _place_code(checked: CheckedManifest, options: dict[str, Any]) -> None:

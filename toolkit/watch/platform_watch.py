@@ -42,7 +42,7 @@ def platform_action(state: RunState, silence: str | None = None) -> Action:
         return NoAction(f"{other.name} is {other.status}")
     if job is None:
         command = next_command(state.run, stage)
-        return Finish(ExitCode.OK, f"no job of {stage.name} has started; to start it: {command}")
+        return Finish(ExitCode.OK, f"no job of {stage.name} has started; next: {command}")
     policy = Policy.of(state.run.config, state.run.config)
     over_budget = is_spent(policy.budget_usd, state.projection.counted_usd)
     if job.live and stage.state != "stopping" and over_budget:

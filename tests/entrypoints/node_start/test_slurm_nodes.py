@@ -154,27 +154,33 @@ def test_submit_starts_a_job_that_the_partition_takes_and_stop_takes_it_out_of_t
     assert asked.returncode != 0
     started = cli(*command, *limited, "--json", env=slurm.environment)
     assert started.returncode == 0, started.stderr
-    number = json.loads(started.stdout)["job"].rpartition(" ")[2]
+    number = json.loads(started.stdout)["job"]
     assert slurm.job(number)["JobState"] == "PENDING"
     assert list((slurm.folder / "shared" / "sent" / "code").glob(f"*/{ARCHIVE_NAME}"))
     again = cli(*command, *limited, env=slurm.environment)
     assert f"256px: the cluster has {number} PENDING" in again.stderr
 
+    # No node has started, and the commands know the job all the same.
+    folder = slurm.folder / "shared" / "sent"
+    document = json.loads(cli("status", folder, "--json").stdout)
+    assert (document["state"], document["next_command"]) == (
+        "waiting",
+        "squeue --name=sent-256px",
+    )
+    waits = cli("stop", path)
+    assert "`squeue --name=sent-256px` shows whether it waits" in waits.stderr
+    stopped = cli("stop", path, "--cancel", env=slurm.environment)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "ran scancel --name=sent-256px --state=PENDING" in stopped.stderr
+    assert slurm.job(number)["JobState"] == "CANCELLED"
     command_line = "scancel --name=sent-256px --signal=TERM"
     store(slurm, "sent", number, state="ended", exit_code=STOPPED, commands={"stop": command_line})
-    records(slurm, "sent").joinpath("run.json").write_text(
-        run_of(slurm, "sent").model_dump_json(exclude_unset=True)
-    )
-    folder = slurm.folder / "shared" / "sent"
-    stopped = cli("stop", folder, "--cancel", env=slurm.environment)
-    assert stopped.returncode == 0, stopped.stderr
-    assert slurm.job(number)["JobState"] == "CANCELLED"
     # What a node stored is never run: it only selects among commands that are made here.
     evil = "256px; touch /tmp/x #"
     lines = {"stop": f"scancel --name=sent-{evil} --signal=TERM"}
     store(slurm, "sent", "y", stage=evil, state="ended", exit_code=STOPPED, commands=lines)
     refused = cli("stop", folder, "--cancel", env=slurm.environment)
-    assert "stored no command for its queue" in refused.stderr
+    assert "has no command for the queue of this job" in refused.stderr
     store(slurm, "sent", "x", state="ended", exit_code=STOPPED, commands={"stop": "touch /tmp/x"})
     refused = cli("stop", folder, "--cancel", env=slurm.environment)
-    assert "stored no command for its queue" in refused.stderr
+    assert "has no command for the queue of this job" in refused.stderr

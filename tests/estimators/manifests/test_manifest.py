@@ -381,7 +381,7 @@ MISTAKES: dict[str, tuple[Target, dict[str, Any], str]] = {
     "no image on slurm": (
         "slurm",
         {"kubernetes": {}, "slurm": {"shared_folder": "/fsx"}},
-        "kubernetes.image: not set",
+        "slurm.image: not set",
     ),
     "no volume": (
         "pytorchjob",
@@ -578,14 +578,20 @@ def test_a_patch_is_read_as_kubernetes_reads_it(spec: dict[str, Any], message: s
         manifest(patched, "trainjob")
 
 
-def test_a_patch_may_hold_what_the_models_misread() -> None:
+def test_a_patch_may_hold_affinity_and_ephemeral_volumes() -> None:
     term = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "rack"}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    spec = {"affinity": affinity, "priorityClassName": "high"}
-    [pod] = pods(
-        manifest(config(kubernetes={"image": IMAGE, "pod_patch": {"spec": spec}}), "trainjob")
-    )
+    weighted = {"weight": 1, "podAffinityTerm": term}
+    affinity = {
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]},
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]},
+    }
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    volume = {"name": "fast", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+    spec = {"affinity": affinity, "priorityClassName": "high", "volumes": [volume]}
+    patched = config(kubernetes={"image": IMAGE, "pod_patch": {"spec": spec}})
+    [pod] = pods(manifest(patched, "trainjob"))
     assert pod["spec"]["affinity"] == affinity
+    assert volume in pod["spec"]["volumes"]
 
 
 def test_an_element_of_a_patch_can_be_removed_and_needs_its_key() -> None:

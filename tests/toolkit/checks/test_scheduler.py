@@ -23,6 +23,10 @@ def partition(name: str = "gpu", **fields: str) -> str:
     return PARTITION.format(name=name, **({"state": "UP"} | usual | fields))
 
 
+def of_options(nodes: str) -> Any:
+    return config(slurm={"shared_folder": "/fsx", "options": {"time": "60", "nodes": nodes}})
+
+
 def found(text: str, nodes: int = 4, **options: Any) -> list[str]:
     run = config(slurm={"shared_folder": "/fsx", "options": options})
     return [each.message for each in partition_findings(text, run, nodes)]
@@ -45,7 +49,7 @@ def test_a_job_that_fits_has_no_finding(time: str) -> None:
 )
 def test_a_job_that_would_wait_for_ever_is_an_error(time: str, asked: str) -> None:
     [message] = found(partition(), time=time)
-    assert message.startswith(f"{asked}: the partition gpu allows 2,880,")
+    assert message.startswith(f"{asked}: the partition gpu allows 2,880 minutes,")
 
 
 def test_the_default_of_the_partition_is_never_too_long() -> None:
@@ -61,5 +65,8 @@ def test_nodes_state_and_unknown_partitions() -> None:
     assert found(partition(state="DOWN"), **fits) == ["gpu: is DOWN"]
     [unknown] = found(partition(default="NO"), **fits)
     assert unknown == "no default partition: the cluster has gpu"
+    assert found(partition(), nodes=4, time="60") == []
+    [many] = [each.message for each in partition_findings(partition(), of_options("9"), 4)]
+    assert many == "9 nodes: the partition gpu has TotalNodes 8"
     both = f"{partition(time='5')}\n{partition('long', default='NO')}"
     assert found(both, time="60", partition="gpu,long") == []

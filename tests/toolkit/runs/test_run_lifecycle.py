@@ -34,6 +34,7 @@ from tests.support.moto_server import aws_session
 from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
+from tests.support.webhook_server import webhook_server
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 LAMBDA_CALL = """
@@ -650,6 +651,24 @@ def test_stop_finds_the_job_that_a_watcher_starts_while_tags_are_denied(laptop: 
     laptop.aws.error_codes["AddTags"] = "AccessDeniedException"
     laptop("stop", "demo")
     assert [body["TrainingJobName"] for body in laptop.aws.bodies("StopTrainingJob")] == [SECOND]
+
+
+@pytest.mark.integration
+def test_results_that_are_not_stored_are_an_alert_and_never_a_stop(laptop: Laptop) -> None:
+    with webhook_server() as alerts:
+        laptop.environment["SM_TRAIN_WEBHOOK"] = alerts.address
+        laptop.sagemaker.set_status(FIRST, "InProgress", "Uploading", ended_ago=6 * 3600 + 60)
+        document = laptop.json("watch", "demo", "--once", code=8)
+        assert "has been storing its results for 6.0 h" in document["message"]
+        assert "alert sent: results take too long to be stored" in document["message"]
+        [alert] = alerts.received
+        assert (alert["level"], alert["stage"]) == ("critical", "256px")
+        assert alert["command"].startswith("aws sagemaker stop-training-job")
+        # A function polls again and again.
+        laptop.sagemaker.set_status(FIRST, "InProgress", "Uploading", ended_ago=7 * 3600)
+        laptop.json("watch", "demo", "--once", code=8)
+        assert len(alerts.received) == 1
+    assert laptop.aws.bodies("StopTrainingJob") == []
 
 
 @pytest.mark.integration

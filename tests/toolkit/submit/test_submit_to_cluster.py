@@ -12,6 +12,7 @@ from tests.conftest import Aws, Cli
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import one_line, write_run
 
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 KUBECTL = """#!/bin/bash
 echo "$*" >>"{folder}/calls"
 case "$*" in
@@ -40,7 +41,7 @@ def run_file(tmp_path: Path) -> Path:
 def test_a_trainjob_is_applied_after_the_servers_dry_run(
     cli: Cli, aws: Aws, tmp_path: Path, kubectl: Path
 ) -> None:
-    aws.make_bucket("ai-bucket")
+    aws.make_bucket("ai-bucket", **SHARDS)
     path = run_file(tmp_path)
     found = {"PATH": f"{kubectl}:/usr/bin:/bin", **aws.environment}
     command = ("submit", path, "--to", "kubernetes", "--yes")
@@ -66,11 +67,20 @@ def test_a_trainjob_is_applied_after_the_servers_dry_run(
     calls = (kubectl / "calls").read_text().splitlines()
     assert calls[-1] == f"apply -f {tmp_path / 'demo-256px.yaml'}"
 
+    # No pod has started, and the commands know the job all the same.
+    status = cli("status", path, "--json", network="loopback", env=found)
+    document = json.loads(status.stdout)
+    assert document["state"] == "waiting"
+    assert document["next_command"].startswith("kubectl get -n art trainjob,pods")
+    resumed = cli("resume", path, "--yes", network="loopback", env=found)
+    assert resumed.returncode == 2
+    assert "is a run on Kubernetes; this command works on SageMaker" in one_line(resumed.stderr)
+
 
 def test_a_machine_without_kubectl_gets_the_command_that_writes_the_manifest(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("ai-bucket")
+    aws.make_bucket("ai-bucket", **SHARDS)
     found = {"PATH": str(tmp_path), **aws.environment}
     command = ("submit", run_file(tmp_path), "--to", "trainjob", "--yes")
     refused = cli(*command, network="loopback", env=found)

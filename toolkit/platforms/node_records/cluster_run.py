@@ -14,8 +14,10 @@ from typing import ClassVar, Self
 from sm_train.entrypoints.job_records.attempts import clock_findings, named
 from sm_train.entrypoints.job_records.node_record import (
     StoredNode,
+    Submitted,
     read_nodes,
     read_stop_request,
+    read_submitted,
     store_stop_request,
 )
 from sm_train.entrypoints.object_store.store import S3Access
@@ -67,8 +69,10 @@ class ClusterRun(PlacedRun):
 
     @property
     def platform(self) -> Platform:
-        newest = self._newest
-        return cluster_platform("a cluster" if newest is None else newest.record.platform)
+        newest, submitted = self._newest, self._newest_submitted
+        if newest is not None:
+            return cluster_platform(newest.record.platform)
+        return cluster_platform("a cluster" if submitted is None else submitted[1].platform)
 
     @property
     def place(self) -> str:
@@ -88,15 +92,22 @@ class ClusterRun(PlacedRun):
         return self.root
 
     def start_command(self, stage: str) -> str:
+        submitted = self._submitted.get(stage)
+        if submitted is not None and "status" in submitted.commands:
+            return submitted.commands["status"]
         return f"sm-train manifest RUN --to KIND --stage {stage}"
 
     @property
     def no_jobs(self) -> str:
-        return f"{self.target}: no node has stored a record at {self.root} yet"
+        status = self._command("status")
+        shows = f"; `{status}` shows whether it waits" if status else ""
+        return f"{self.target}: no node has stored a record at {self.root} yet{shows}"
 
     def _command(self, purpose: str) -> str | None:
-        newest = self._newest
-        return None if newest is None else newest.record.commands.get(purpose)
+        newest, submitted = self._newest, self._newest_submitted
+        if newest is not None:
+            return newest.record.commands.get(purpose)
+        return None if submitted is None else submitted[1].commands.get(purpose)
 
     # ------------------------------------------------------------------ state
 
@@ -117,6 +128,18 @@ class ClusterRun(PlacedRun):
         with readable(self.root):
             return {stage: read_nodes(self.folder(stage)) for stage in self.stages}
 
+    @cached_property
+    def _submitted(self) -> dict[str, Submitted]:
+        """The newest job of each stage that was handed to the platform, as far as it is known."""
+        with readable(self.root):
+            found = {stage: read_submitted(self.folder(stage)) for stage in self.stages}
+        return {stage: each for stage, each in found.items() if each is not None}
+
+    @property
+    def _newest_submitted(self) -> tuple[str, Submitted] | None:
+        """The stage and the job that was handed to the platform last."""
+        return max(self._submitted.items(), key=lambda item: item[1].time, default=None)
+
     @property
     def _newest(self) -> StoredNode | None:
         """The node with the newest heartbeat."""
@@ -124,8 +147,10 @@ class ClusterRun(PlacedRun):
         return max(found, key=lambda node: node.seen, default=None)
 
     def latest_start(self) -> float | None:
-        newest = self._newest
-        return None if newest is None else newest.started
+        newest, submitted = self._newest, self._newest_submitted
+        if newest is not None:
+            return newest.started
+        return None if submitted is None else submitted[1].time
 
     def jobs(self, now: datetime | None = None) -> list[ClusterJob]:
         at = now or self.now()
@@ -196,29 +221,29 @@ class ClusterRun(PlacedRun):
         If the platform numbers its jobs, it also concerns the newest when it starts again.
         """
         job, warning = self.newest_job(), None
-        if job.status == "Stopping" or not (job.live or job.may_start_again):
+        if job.status == "Stopping":
             return job, None
-        self.store_stop(job.stage, "sm-train stop")
-        if not job.live:
-            command = self._command("cancel") or self._command("stop")
-            # Whether it waits in a queue, only the platform knows.
+        if job.live or job.may_start_again:
+            self.store_stop(job.stage, "sm-train stop")
+        if not job.live and (command := self._command("cancel") or self._command("stop")):
+            # Whether it, or another job, waits in a queue, only the platform knows.
             warning = (
-                f"it may still wait in the platform's queue: `{command}`, or --cancel where that "
-                "program is, takes it out of it"
+                f"a job may still wait in the platform's queue: `{command}`, or --cancel where "
+                "that program is, takes it out of it"
             )
         return self.refreshed_job(job), warning
 
     def leave_queue(self) -> str:
         """Take the run's newest job out of its platform's queue, by the platform's own program."""
-        job, stages = self.newest_job(), [stage.name for stage in self.config.stages]
+        submitted = self._newest_submitted
+        stage = self.newest_job().stage if self.jobs() or submitted is None else submitted[0]
         command = None
         # Anybody who can write the records could have named a stage: only the run's are.
-        if job.stage in stages:
+        if stage in [each.name for each in self.config.stages]:
             namespace = self.config.kubernetes.namespace
-            stored = self._command("stop") or ""
-            command = queue_commands(self.name, job.stage, namespace, stored)
+            command = queue_commands(self.name, stage, namespace, self._command("stop") or "")
         if command is None:
-            raise UserError(f"--cancel: the nodes of {job.name} stored no command for its queue")
+            raise UserError(f"--cancel: {self.root} has no command for the queue of this job")
         run_words(shlex.split(command))
         return command
 

@@ -39,7 +39,7 @@ def check_state(run: ClusterRun, state: RunState, *, dry_run: bool) -> WatchResu
     silence = None if stage is None else find_silence(run.nodes(stage.name), now)
     action = platform_action(state, None if silence is None else silence.symptom)
     deliveries = () if dry_run or stage is None else _act(run, stage, state, now)
-    done = "; ".join([action.message, *map(_delivered, deliveries)])
+    done = "; ".join([action.message, *(delivery.describe() for delivery in deliveries)])
     return WatchResult(state, action, done, watch_warning(state))
 
 
@@ -60,12 +60,3 @@ def _act(run: ClusterRun, stage: StageState, state: RunState, now: float) -> Seq
             spent = state.projection.counted_usd
             deliveries += stop_at_budget(watched, nodes, spent, limit, now)
         return [*deliveries, *alert_on_silence(watched, nodes, now)]
-
-
-def _delivered(delivery: Delivery) -> str:
-    alert = delivery.alert
-    if not delivery.sinks:
-        return f"alert `{alert.title}`: this machine has no sink of `alerts` to send it to"
-    if delivery.problems:
-        return f"alert `{alert.title}` did not arrive: {', '.join(delivery.problems)}"
-    return f"alert sent: {alert.title}"

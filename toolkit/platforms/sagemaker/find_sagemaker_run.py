@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
@@ -24,7 +25,7 @@ from sm_train.toolkit.jobs.training_job import (
     jobs_since,
 )
 from sm_train.toolkit.platforms.adapters import Adapter, NoRunError, adapters
-from sm_train.toolkit.platforms.find_run import local_run_hint
+from sm_train.toolkit.platforms.find_run import find_run, local_run_hint
 from sm_train.toolkit.platforms.parse_target import run_target
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
@@ -157,8 +158,10 @@ def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
     return home, next((job.bucket for job in reversed(jobs) if job.region == home), None)
 
 
-def open_run(text: str, options: dict[str, Any]) -> SageMakerRun:
+def open_run(text: str, options: dict[str, Any], *, where_newest: bool = False) -> SageMakerRun:
     """Return the run that a user names, for a command that works on SageMaker only.
+
+    With ``where_newest`` its newest job must be there, and not on a cluster.
 
     Raises:
         UserError: there is no such run, it is on another platform, or AWS returns an error.
@@ -169,6 +172,13 @@ def open_run(text: str, options: dict[str, Any]) -> SageMakerRun:
         found = ADAPTER.find(target, options)
     if not isinstance(found, SageMakerRun):
         raise UserError(_elsewhere(text, None))
+    sections = (found.config.kubernetes, found.config.slurm)
+    if where_newest and sections != (KubernetesSection(), SlurmSection()):
+        newest = find_run(text, options)
+        if not isinstance(newest, SageMakerRun):
+            raise UserError(
+                f"{_elsewhere(text, newest)}; if its job has ended, --take-over resumes it here"
+            )
     return found
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.job_records.alert_outbox import send_now
+from sm_train.entrypoints.monitoring.alert_sinks import configured_sinks
+from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.costing.spent import usd_per_hour
 from sm_train.toolkit.errors import ExitCode
@@ -75,8 +78,43 @@ def _stop_or_finish(run: SageMakerRun, state: RunState, action: NoAction | StopJ
         message = action.message
         if action.exit_code is ExitCode.OVER_BUDGET:
             message = _without_warm_pools(run.session, state, message)
+        if action.exit_code is ExitCode.STALLED:
+            message = _with_alert(run, state, message)
         return _with_alarms(run, message)
     return action.message
+
+
+_ALERTED_SECONDS = 600.0
+"""For how long after the limit a poll sends the alert: two polls of a function."""
+
+
+def _with_alert(run: SageMakerRun, state: RunState, message: str) -> str:
+    """Send an alert for a job that stores its results for too long, and append what became of it.
+
+    Its own processes have ended, and can send none.
+    """
+    stage = state.current
+    job = None if stage is None else stage.job
+    if job is None or job.phase.limit is None or not job.live:
+        return message
+    seconds = job.seconds_in_phase(state.now)
+    if seconds - job.phase.limit.total_seconds() > _ALERTED_SECONDS:
+        return message
+    hourly = usd_per_hour(job)
+    alert = Alert(
+        key="storing",
+        level="critical",
+        title="results take too long to be stored",
+        run=run.name,
+        stage=job.stage,
+        symptom=message,
+        time=state.now.timestamp(),
+        silent_seconds=seconds,
+        burned_usd=None if hourly is None else hourly * seconds / 3600,
+        command=job.stop_command,
+    )
+    sinks = configured_sinks(run.config.alerts.job_config())
+    return f"{message}; {send_now(alert, sinks).describe()}" if sinks else message
 
 
 def _without_warm_pools(session: boto3.Session, state: RunState, message: str) -> str:
