@@ -121,12 +121,14 @@ def test_a_stop_in_the_queue_holds(cli: Cli, slurm: Slurm) -> None:
     folder = records(slurm, "stopped")
     for path in folder.glob("algo-*"):  # of the stand-in
         shutil.rmtree(path)
-    store(slurm, "stopped", number, state="ended", exit_code=STOPPED)
+    commands = {"cancel": "scancel --name=stopped-256px --state=PENDING"}
+    store(slurm, "stopped", number, state="ended", exit_code=STOPPED, commands=commands)
     document = run_of(slurm, "stopped").model_dump_json(exclude_unset=True)
     (folder / "run.json").write_text(document)
     stopped = cli("stop", folder.parents[1], "--json")
     assert stopped.returncode == 0, stopped.stderr
-    assert "it may still wait in the platform's queue" in json.loads(stopped.stdout)["warning"]
+    warning = json.loads(stopped.stdout)["warning"]
+    assert f"a job may still wait in the platform's queue: `{commands['cancel']}`" in warning
     slurm.start_soon(number)
     slurm.wait_for_job(number, JobState="COMPLETED", Restarts="1")
     assert log(slurm, "stopped").count("sm-train stop asks for a stop") == 2
