@@ -43,6 +43,8 @@ class _Heartbeat:
 
     def add_busy(self, *_: Any) -> None: ...
 
+    def report_failed_saves(self, count: int) -> None: ...
+
     def enter(self, phase: Any, step: int) -> None:
         if phase.name == "FINISH":
             raise _EndOfRunError
