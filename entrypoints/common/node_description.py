@@ -124,7 +124,7 @@ def machine_name() -> str | None:
 
 
 def job_number() -> str | None:
-    """Return the platform's number of this job; None where the platform tells its nodes none."""
+    """Return the platform's number of this job; None if the platform provides none."""
     return os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID")
 
 

@@ -144,13 +144,28 @@ def queue_commands(run: str, stage: str, namespace: str, stop: str) -> str | Non
     selects among those that are made here.
     """
     name = f"{run}-{stage}".lower()
-    if stop == f"scancel --name={name} --signal=TERM":
-        return f"scancel --name={name} --state=PENDING"
-    for resource in _RESOURCES.values():
-        for watched in ("", f" cronjob/{name}-watch"):
-            if stop == f"kubectl delete -n {namespace} {resource}/{name}{watched}":
-                return stop
-    return None
+    if stop == _scancel(name)["stop"]:
+        return _scancel(name)["cancel"]
+    deletions = (
+        _delete(namespace, resource, name, watcher)
+        for resource in _RESOURCES.values()
+        for watcher in (None, f"{name}-watch")
+    )
+    return stop if stop in deletions else None
+
+
+def _delete(namespace: str, resource: str, name: str, watcher: str | None) -> str:
+    objects = [f"{resource}/{name}", *([f"cronjob/{watcher}"] if watcher else [])]
+    return f"kubectl delete -n {namespace} {' '.join(objects)}"
+
+
+def _scancel(name: str) -> dict[str, str]:
+    return {
+        # Without --signal, Slurm kills the ranks 30 s after SIGTERM (KillWait of slurm.conf).
+        "stop": f"scancel --name={name} --signal=TERM",
+        # The signal does not end a job that waits.
+        "cancel": f"scancel --name={name} --state=PENDING",
+    }
 
 
 def file_name(config: RunConfig, stage: StageSection, target: Target) -> str:
@@ -174,9 +189,7 @@ def _kubectl_commands(job: StageJob, resource: str, file: str) -> dict[str, str]
     source = shlex.quote(file)
     namespaced = f"-n {job.config.kubernetes.namespace}"
     pods = f"-l app.kubernetes.io/instance={job.name}"
-    watcher = watcher_name(job)
-    objects = [f"{resource}/{job.name}", *([f"cronjob/{watcher}"] if watcher else [])]
-    delete = f"kubectl delete {namespaced} {' '.join(objects)}"
+    delete = _delete(job.config.kubernetes.namespace, resource, job.name, watcher_name(job))
     logs = f"kubectl logs {namespaced} {pods} --prefix --tail=-1 --max-log-requests={job.nodes + 1}"
     return {
         "start": f"kubectl apply -f {source}",
@@ -210,10 +223,7 @@ def _slurm_commands(job: StageJob, file: str) -> dict[str, str]:
         "start": f"mkdir -p {folder} && sbatch {source}",
         "status": f"squeue --name={job.name}",
         "logs": f"tail -f {log}",
-        # Without --signal, Slurm kills the ranks 30 s after SIGTERM (KillWait of slurm.conf).
-        "stop": f"scancel --name={job.name} --signal=TERM",
-        # The signal does not end a job that waits.
-        "cancel": f"scancel --name={job.name} --state=PENDING",
+        **_scancel(job.name),
         "resume": f"sbatch {source}",
         "diagnose": f"sm-train diagnose {log}",
         "watch": f"sm-train watch {place}",

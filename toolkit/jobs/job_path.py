@@ -41,13 +41,7 @@ class JobPath:
 
 def job_path(job: Mapping[str, Any]) -> JobPath:
     """Return the path of a request of CreateTrainingJob, or of a job that AWS describes."""
-    resources = job["ResourceConfig"]
-    [first, *_] = (
-        resources.get("InstanceGroups") or resources.get("InstancePreferences") or [resources]
-    )
-    kind = resources.get("SelectedInstanceType") or first["InstanceType"]
-    count = resources.get("SelectedInstanceCount") or first.get("InstanceCount")
-    count = count or resources.get("InstanceCount", 1)
+    kind, count = instances_of(job)
     network = ["a VPC" if job.get("VpcConfig") else "no VPC"]
     network += ["isolated"] if job.get("EnableNetworkIsolation") else []
     network += ["encrypted"] if job.get("EnableInterContainerTrafficEncryption") else []
@@ -56,17 +50,37 @@ def job_path(job: Mapping[str, Any]) -> JobPath:
         kind,
         str((job.get("AlgorithmSpecification") or {}).get("TrainingImage", "")),
         "SMDDP" if is_smddp else "NCCL",
-        _capacity(job, resources, first),
+        _capacity(job),
         ", ".join(network),
         count > 1,
     )
 
 
-def _capacity(
-    job: Mapping[str, Any], resources: Mapping[str, Any], first: Mapping[str, Any]
-) -> str:
-    if resources.get("TrainingPlanArn") or first.get("TrainingPlanArns"):
+def instances_of(job: Mapping[str, Any]) -> tuple[str, int]:
+    """Return type and number of the billed instances: of ordered preferences, the selected ones."""
+    resources = job["ResourceConfig"]
+    if "SelectedInstanceType" in resources:
+        return resources["SelectedInstanceType"], resources["SelectedInstanceCount"]
+    if "InstanceType" in resources:
+        return resources["InstanceType"], resources["InstanceCount"]
+    [first, *_] = resources.get("InstanceGroups") or resources["InstancePreferences"]
+    return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
+
+
+def is_on_training_plan(job: Mapping[str, Any]) -> bool:
+    """Return whether the instances of :func:`instances_of` are those of a training plan."""
+    resources = job["ResourceConfig"]
+    plans = {
+        preference["InstanceType"]: preference.get("TrainingPlanArns")
+        for preference in resources.get("InstancePreferences", [])
+    }
+    return bool(resources.get("TrainingPlanArn") or plans.get(instances_of(job)[0]))
+
+
+def _capacity(job: Mapping[str, Any]) -> str:
+    if is_on_training_plan(job):
         return "training-plan"
     if job.get("EnableManagedSpotTraining"):
         return "spot"
-    return "warm-pool" if resources.get("KeepAlivePeriodInSeconds") else "on-demand"
+    is_kept = job["ResourceConfig"].get("KeepAlivePeriodInSeconds")
+    return "warm-pool" if is_kept else "on-demand"

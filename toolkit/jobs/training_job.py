@@ -25,7 +25,7 @@ from sm_train.estimators.request.training_request import (
 )
 from sm_train.toolkit.aws.aws_errors import is_throttling, translate_aws_errors
 from sm_train.toolkit.errors import TRANSIENT, UserError
-from sm_train.toolkit.jobs.job_path import JobPath, job_path
+from sm_train.toolkit.jobs.job_path import JobPath, instances_of, is_on_training_plan, job_path
 from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
 from sm_train.toolkit.jobs.run_job import ENDED, RunJob
 
@@ -149,7 +149,7 @@ class TrainingJob(RunJob):
             )
         )
         resources = description["ResourceConfig"]
-        instances, kind = _instances(description), _price_kind(description)
+        instances, kind = instances_of(description), _price_kind(description)
         pool = description.get("WarmPoolStatus") or {}
         checkpoints = description.get("CheckpointConfig") or {}
         output = description.get("OutputDataConfig") or {}
@@ -236,27 +236,11 @@ def _price_kind(description: Mapping[str, Any]) -> str:
     TrainingTimeInSeconds (SageMaker developer guide), so these cost the on-demand price; until
     it reports them, the seconds that have passed cost the spot price. A training plan is prepaid.
     """
-    resources = description["ResourceConfig"]
-    plans = {
-        preference["InstanceType"]: preference.get("TrainingPlanArns")
-        for preference in resources.get("InstancePreferences", [])
-    }
-    if resources.get("TrainingPlanArn") or plans.get(_instances(description)[0]):
+    if is_on_training_plan(description):
         return TRAINING_PLAN
     is_reported = description.get("BillableTimeInSeconds") is not None
     is_spot = description.get("EnableManagedSpotTraining")
     return SPOT if is_spot and not is_reported else ON_DEMAND
-
-
-def _instances(description: Mapping[str, Any]) -> tuple[str, int]:
-    """Return type and number of the billed instances: of ordered preferences, the selected ones."""
-    resources = description["ResourceConfig"]
-    if "SelectedInstanceType" in resources:
-        return resources["SelectedInstanceType"], resources["SelectedInstanceCount"]
-    if "InstanceType" in resources:
-        return resources["InstanceType"], resources["InstanceCount"]
-    [first, *_] = resources.get("InstanceGroups") or resources["InstancePreferences"]
-    return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
 
 
 def price_tag(price: Price, kind: str) -> str | None:

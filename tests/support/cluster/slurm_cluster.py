@@ -114,7 +114,7 @@ class Slurm:
         self._daemon(node, ["unshare", "--mount", "bash", "-c", self._node_command(node)])
 
     def lose(self, node: str) -> None:
-        """Let a node lose its power, of which the controller is told at once."""
+        """Kill all processes of a node, and mark it as down in the controller."""
         daemon = self._daemons.pop(node)
         name = (Path("/proc") / str(daemon.pid) / "ns" / "mnt").readlink()
         daemon.kill()
