@@ -116,7 +116,7 @@ def build_manifest(
         text = batch_script(replace(job, platform="slurm", commands=commands))
         query = f"squeue --noheader --me --name={job.name} --format='%i %T'"
         schedule = config.slurm.watch_schedule if _has_watcher(job) else None
-        place = f"{run_folder(job)}/checkpoints/{stage.name}"
+        place = f"{run_folder(job.config)}/checkpoints/{stage.name}"
         return Manifest(target, job.name, text, (), job.code_uri, commands, query, schedule, place)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
     objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
@@ -215,7 +215,7 @@ def _run_place(job: StageJob) -> str:
 
 def _slurm_commands(job: StageJob, file: str) -> dict[str, str]:
     source = shlex.quote(file)
-    place = run_folder(job)
+    place = run_folder(job.config)
     folder = f"{place}/logs"
     kept = f"{place}/{job.name}.sbatch"
     log = f"{folder}/{job.name}-JOB.log"

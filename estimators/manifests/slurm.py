@@ -52,7 +52,7 @@ def batch_script(job: StageJob) -> str:
             "slurm.shared_folder: not set; write a folder that all nodes share, such as "
             "/fsx/sm-train"
         )
-    folder = run_folder(job)
+    folder = run_folder(job.config)
     stage = f"{folder}/checkpoints/{job.stage.name}"
     local = f"{slurm.local_folder.rstrip('/')}/sm-train-$UID-{job.name}"
     lines = [
@@ -68,7 +68,7 @@ def batch_script(job: StageJob) -> str:
         f"export SAGEMAKER_BASE_DIR={local}",
         "",
         "# Each node fetches the code unless another has; another digest ends the job.",
-        f"export code={folder}/code/{job.bundle.sha256[:16]}",
+        f"export code={code_folder(job.config, job.bundle.sha256)}",
         'mkdir -p "$code"',
         f"fetch={shlex.quote(_fetch(job))}",
         "",
@@ -84,9 +84,14 @@ def batch_script(job: StageJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_folder(job: StageJob) -> str:
+def run_folder(config: RunConfig) -> str:
     """Return the run's folder, which all nodes share."""
-    return f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}"
+    return f"{(config.slurm.shared_folder or '').rstrip('/')}/{config.name}"
+
+
+def code_folder(config: RunConfig, sha256: str) -> str:
+    """Return the folder of the bundle with a digest, which all nodes share."""
+    return f"{run_folder(config)}/code/{sha256[:16]}"
 
 
 def watch_entry(job: StageJob, script: str) -> str:
@@ -106,7 +111,7 @@ def watch_entry(job: StageJob, script: str) -> str:
         "mem": "1G",
         "time": str(_WATCH_MINUTES),
         "open-mode": "append",
-        "output": f"{run_folder(job)}/logs/%x.log",
+        "output": f"{run_folder(job.config)}/logs/%x.log",
         **kept,
     }
     words = " ".join(f"--{name}={value}" for name, value in options.items())

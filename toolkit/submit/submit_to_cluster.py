@@ -21,6 +21,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, run_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.manifest import Manifest, file_name
+from sm_train.estimators.manifests.slurm import code_folder
 from sm_train.estimators.manifests.stage_job import Target, off_sagemaker
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region
@@ -253,7 +254,7 @@ def _place_code(checked: CheckedManifest, options: dict[str, Any]) -> None:
     shared, bundle = checked.config.slurm.shared_folder, checked.bundle
     # sbatch runs here, so the folder that the nodes share is here, too, or can be made.
     if checked.manifest.has_partitions and shared and Path(shared).parent.is_dir():
-        code = Path(shared) / checked.config.name / "code" / bundle.sha256[:16]
+        code = Path(code_folder(checked.config, bundle.sha256))
         code.mkdir(parents=True, exist_ok=True)
         write_atomic(code / ARCHIVE_NAME, bundle.archive)
         return
