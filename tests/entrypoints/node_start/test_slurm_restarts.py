@@ -56,8 +56,8 @@ def test_a_second_job_waits_and_scancel_ends_the_first(slurm: Slurm) -> None:
     slurm.wait_for_job(second, JobState="PENDING", Reason="Dependency")
     slurm.run(f"scancel {first}")
     slurm.wait_for_job(first, JobState="CANCELLED", Restarts="0")
-    slurm.wait_for_job(second, JobState="RUNNING")
-    # `stop` of the manifest: SIGTERM with time left.
+    slurm.wait_for("its steps", lambda: log(slurm, "twice", second).count("restart 0 on") == 2)
+    # `stop` of the manifest: SIGTERM with time left. Slurm signals only steps that have started.
     slurm.run("scancel --name=twice-256px --signal=TERM")
     slurm.wait_for_job(second, JobState="FAILED", Restarts="0")
     assert "queued again" not in log(slurm, "twice")

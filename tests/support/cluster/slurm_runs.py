@@ -117,5 +117,7 @@ def submit(slurm: Slurm, path: Path, *options: str) -> str:
     return slurm.run(shlex.join(["sbatch", "--parsable", *options, str(path)]))
 
 
-def log(slurm: Slurm, name: str) -> str:
-    return "".join(path.read_text() for path in (slurm.folder / "shared" / name / "logs").iterdir())
+def log(slurm: Slurm, name: str, job: str = "*") -> str:
+    """Return what the jobs of a run wrote, or the one with the number ``job``."""
+    folder = slurm.folder / "shared" / name / "logs"
+    return "".join(path.read_text() for path in folder.glob(f"*-{job}.log"))
