@@ -27,14 +27,9 @@ from typing import IO
 
 from blake3 import blake3
 from photos import photo
-from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_format import ListedShard, Shard
 from sm_train.entrypoints.indexing.build_index import finalize, versions_digest
-from sm_train.entrypoints.indexing.index_plan import (
-    IndexPlan,
-    ListedShard,
-    SampleCheck,
-    encode_unusable,
-)
+from sm_train.entrypoints.indexing.index_plan import IndexPlan, SampleCheck, encode_unusable
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.shard_builder import encode_record, record_name
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts

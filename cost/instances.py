@@ -186,3 +186,9 @@ def _from_row(row: Mapping[str, str]) -> InstanceType:
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
+
+
+def instance_vcpus(instance_type: str) -> int | None:
+    """Derive the vCPUs from the name: an xlarge has four, an Nxlarge N times as many."""
+    match = re.fullmatch(r"ml\.[a-z0-9-]+\.(\d*)xlarge", instance_type)
+    return 4 * int(match[1] or 1) if match else None

@@ -78,3 +78,15 @@ class Shard:
         """Return the shard with these columns; the values of those that it lacks are unknown."""
         unknown = (None,) * self.samples
         return replace(self, columns={name: self.columns.get(name, unknown) for name in names})
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """A shard: its path below the data set's folder or prefix, and its size in bytes.
+
+    ``version`` changes with its content: the time of its modification in a folder, the ETag in S3.
+    """
+
+    name: str
+    bytes: int
+    version: str = ""

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from blake3 import blake3
 from sm_train.entrypoints.common.index_location import INDEX_NAME
-from sm_train.entrypoints.data.shard_format import Shard, ShardError
+from sm_train.entrypoints.data.shard_format import ListedShard, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
     IndexHeader,
     IndexWriter,
@@ -26,7 +26,6 @@ from sm_train.entrypoints.data.tar_reader import FileBytes
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.indexing.index_plan import (
     IndexPlan,
-    ListedShard,
     decode_unusable,
     encode_unusable,
     read_index_plan,

@@ -28,6 +28,7 @@ from sm_train.entrypoints.common.stored_fields import (
     size,
     text,
 )
+from sm_train.entrypoints.data.shard_format import ListedShard
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.unusable_samples import (
     IMAGE_AND_TEXT,
@@ -54,18 +55,6 @@ _LISTING_SCHEMA = pa.schema(
     ]
 )
 """Shards of an index, and their unusable samples as a JSON object."""
-
-
-@dataclass(frozen=True)
-class ListedShard:
-    """A shard: its path below the data set's folder or prefix, and its size in bytes.
-
-    ``version`` changes with its content: the time of its modification in a folder, the ETag in S3.
-    """
-
-    name: str
-    bytes: int
-    version: str = ""
 
 
 @dataclass(frozen=True)

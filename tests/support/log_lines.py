@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
-from sm_train.toolkit.diagnose.matches import LogStream
+from sm_train.toolkit.jobs.log_streams import LogStream
 
 WRITTEN = 1795300000.0
 """2026-11-21: the time at which the logs were written."""

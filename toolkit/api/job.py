@@ -104,7 +104,7 @@ class Job:
 
     def diagnose(self) -> Diagnosis:
         """Find out why the job failed: cause, first failing rank, evidence and suggested fix."""
-        from sm_train.toolkit.runs.diagnose_target import diagnose_targets
+        from sm_train.toolkit.diagnose.diagnose_target import diagnose_targets
 
         return diagnose_targets([self.name], self._options)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
+from sm_train.entrypoints.data.shard_format import ListedShard
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
-from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.entrypoints.sample_metadata.color_counts import (
     ColorCounts,
     latents_problem,

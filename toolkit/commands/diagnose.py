@@ -24,7 +24,7 @@ def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) ->
     name or its run file, stands for its newest job.
     """
     from sm_train.toolkit.diagnose import diagnosis_view
-    from sm_train.toolkit.runs.diagnose_target import diagnose_targets
+    from sm_train.toolkit.diagnose.diagnose_target import diagnose_targets
     from sm_train.toolkit.terminal.console import write_json
 
     diagnosis = diagnose_targets(targets, options)

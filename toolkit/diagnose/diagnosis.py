@@ -18,7 +18,6 @@ from sm_train.toolkit.diagnose.collectives import judge_timeouts
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import (
     PROGRAM_ERROR,
-    LogStream,
     Match,
     ScanReport,
 )
@@ -30,6 +29,8 @@ from sm_train.toolkit.diagnose.signatures import (
     is_programming_mistake,
     signatures,
 )
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.log_streams import JobLogs, LogStream
 from sm_train.toolkit.report_html.notebook import html_table
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
@@ -98,6 +99,19 @@ class Diagnosis:
             *(["evidence", match.text] for match in self.evidence[:_MAX_SHOWN]),
         ]
         return html_table(("", ""), rows, notes=self.details)
+
+
+def diagnose_logs(logs: JobLogs) -> Diagnosis:
+    """Diagnose why a job ended.
+
+    Raises:
+        UserError: it has no logs yet, or they cannot be read.
+    """
+    if logs.status == "Completed":
+        return succeeded()
+    if not logs.last:
+        raise UserError(f"{logs.name}: has no logs yet ({logs.status})")
+    return diagnose(logs.last, logs.earlier)
 
 
 def diagnose(

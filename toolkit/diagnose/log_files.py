@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
 from sm_train.toolkit.diagnose.log_exports import plain_lines
-from sm_train.toolkit.diagnose.log_scanner import READ_BYTES
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
+from sm_train.toolkit.jobs.log_streams import READ_BYTES, LogStream
 
 # algo-2-1700000000.log
 _NODE = re.compile(r"algo-\d+")
 # rank-3.log, rank_3.txt, rank3
 _RANK = re.compile(r"rank[-_.]?(\d+)")
-# my-job/algo-1-1700000000: a SageMaker log stream's name, with the instance and the time at which
-# its container started
-_STREAM = re.compile(r"(algo-\d+)-(\d{9,})")
 # The sections of a run file (estimators/run_config.py) at the start of a line.
 _RUN_FILE_KEYS = re.compile(
     rb"^(model|data|stages|training|cluster|evaluation|checkpoint|heartbeat|recovery):(?:\s|$)",
@@ -136,28 +131,3 @@ def _utf_8(blocks: Iterable[bytes]) -> Iterator[bytes]:
         if number == 0 and block.startswith(_UTF_16):
             decoder = codecs.getincrementaldecoder("utf-16")("replace")
         yield block if decoder is None else decoder.decode(block).encode()
-
-
-def attempts(streams: Sequence[LogStream]) -> list[list[LogStream]]:
-    """Group the streams by attempt, oldest first: a retry starts new streams on every instance.
-
-    All streams of an attempt start after those of the previous attempt. Streams without a start
-    time in their name belong to the last attempt.
-    """
-    starts = {stream.name: _instance_and_start(stream.name) for stream in streams}
-    newest: dict[str, float] = {}
-    for instance, start in starts.values():
-        newest[instance] = max(start, newest.get(instance, 0))
-    older = [start for instance, start in starts.values() if start < newest[instance]]
-    if not older:
-        return [list(streams)]
-    # The last attempt starts after the newest stream that another one on its instance superseded.
-    last = [stream for stream in streams if starts[stream.name][1] > max(older)]
-    rest = [stream for stream in streams if starts[stream.name][1] <= max(older)]
-    return [*attempts(rest), last]
-
-
-def _instance_and_start(name: str) -> tuple[str, float]:
-    """Parse a stream's name; any other name counts as an instance without a start time."""
-    parsed = _STREAM.search(name)
-    return (parsed[1], int(parsed[2])) if parsed else (name, math.inf)

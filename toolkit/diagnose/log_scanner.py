@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
@@ -27,7 +26,6 @@ from sm_train.toolkit.diagnose.match_list import MatchList
 from sm_train.toolkit.diagnose.matches import (
     MAX_TEXT,
     PROGRAM_ERROR,
-    LogStream,
     Match,
     MatchRole,
     ScanReport,
@@ -40,8 +38,8 @@ from sm_train.toolkit.diagnose.torchrun_summary import TorchrunSummary, signal_m
 from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, Tracebacks, quoted_traceback
 from sm_train.toolkit.diagnose.watchdog_lines import WatchdogLines
 from sm_train.toolkit.jobs.event_lines import Event, parse_event
+from sm_train.toolkit.jobs.log_streams import LogStream, whole_lines
 
-READ_BYTES = 1 << 22
 _TAIL_BYTES = 1 << 17
 _LOOK_BACK_BYTES = 1 << 14
 """How far before a line its time is searched for."""
@@ -72,23 +70,6 @@ def scan(stream: LogStream) -> ScanReport:
     for block in whole_lines(stream.blocks()):
         scanner.scan_block(block)
     return scanner.report()
-
-
-def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Regroup ``blocks`` so that each ends with a newline; lines above 1 MiB are split."""
-    rest = b""
-    for block in blocks:
-        cut = block.rfind(b"\n") + 1
-        if cut:
-            yield rest + block[:cut]
-            rest = block[cut:]
-        else:
-            rest += block
-            if len(rest) > _MAX_LINE_BYTES:
-                yield rest + b"\n"
-                rest = b""
-    if rest:
-        yield rest + b"\n"
 
 
 @dataclass

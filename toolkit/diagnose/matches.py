@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -148,19 +147,6 @@ def shows_continuation(text: str) -> bool:
 
 
 MatchRole = Literal["cause", "exception", "symptom", "echo", "warning"]
-
-
-@dataclass(frozen=True)
-class LogStream:
-    """One log: its content as blocks of bytes of any size, its origin and its last write time."""
-
-    name: str
-    blocks: Callable[[], Iterable[bytes]]
-    node: str | None = None
-    reference: float = 0.0
-    """Unix seconds; no line is later. It determines the year of times without one."""
-    rank: int | None = None
-    """The rank of lines that do not name theirs."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sm_train.entrypoints.common.atomic_write import durable_replace, errors_of
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_format import ListedShard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, RejectedInput, ShardIndex
 from sm_train.entrypoints.indexing.build_index import (
     describe_shards,
@@ -30,7 +30,6 @@ from sm_train.entrypoints.indexing.build_index import (
 )
 from sm_train.entrypoints.indexing.index_plan import (
     IndexPlan,
-    ListedShard,
     SampleCheck,
     read_index_plan,
     read_listing,

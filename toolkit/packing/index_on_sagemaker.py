@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sm_train.cost.instances import instance_vcpus
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.indexing.index_plan import IndexPlan
 from sm_train.estimators.bundle.user_code import UserCode
@@ -16,7 +17,6 @@ from sm_train.toolkit.processing.processing_cost import (
     cost_document,
     describe_job,
     estimate_cost,
-    instance_vcpus,
 )
 from sm_train.toolkit.processing.start_processing import (
     ProcessingOptions,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sm_train.cost.instances import instance_vcpus
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.models.components import component_files
 from sm_train.entrypoints.packing.stored_plan import PackPlan, store_plan
@@ -47,7 +48,6 @@ from sm_train.toolkit.processing.processing_cost import (
     cost_document,
     describe_job,
     estimate_cost,
-    instance_vcpus,
 )
 from sm_train.toolkit.processing.start_processing import (
     ProcessingOptions,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
-from sm_train.entrypoints.indexing.index_plan import ListedShard
+from sm_train.entrypoints.data.shard_format import SUFFIX, ListedShard, find_shards
 from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.toolkit.aws.s3 import split_uri
 

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UsageError
+from sm_train.toolkit.jobs.log_streams import JobLogs
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.platforms.target import RunPlace, Target
@@ -58,8 +58,8 @@ class Adapter:
         del target, options, found
         return None
 
-    def diagnose_job(self, name: str, options: dict[str, Any]) -> Diagnosis | None:
-        """Return why a job ended that no run is known of; None if there is no such job.
+    def logs_of_job(self, name: str, options: dict[str, Any]) -> JobLogs | None:
+        """Return the logs of a job that no run is known of; None if there is no such job.
 
         Raises:
             UserError: its logs cannot be read.

@@ -19,13 +19,11 @@ from sm_train.cost.throughput import Measurement, StageMeasurement
 from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
-from sm_train.toolkit.diagnose.log_scanner import whole_lines
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.event_lines import Event, parse_events
 from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.log_streams import JobLogs, cause_of, whole_lines
 from sm_train.toolkit.jobs.platform import Platform
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState
@@ -263,12 +261,12 @@ class PlacedRun(_Configured):
         """Yield the lines of a job, of several nodes in order of time."""
 
     @abstractmethod
-    def attempt_streams(self, job: RunJob) -> Sequence[Sequence[LogStream]]:
-        """Return the logs of a job, after those of earlier attempts that may explain its end."""
+    def job_logs(self, job: RunJob) -> JobLogs:
+        """Return the logs of a job, with those of earlier attempts that may explain its end."""
 
     def event_blocks(self, job: RunJob) -> Iterator[tuple[str | None, bytes]]:
         """Yield (the node's name, whole lines) of a job's log, at least all events and NCCL's."""
-        for stream in self.attempt_streams(job)[-1]:
+        for stream in self.job_logs(job).last:
             for block in whole_lines(stream.blocks()):
                 yield stream.node, block
 
@@ -296,18 +294,10 @@ class PlacedRun(_Configured):
         del job, nodes, begin, end, now, names
         return {}
 
-    def diagnose(self, job: RunJob) -> Diagnosis:
-        """Return why a job ended."""
-        if job.status == "Completed":
-            return succeeded()
-        *earlier, last = self.attempt_streams(job)
-        if not last:
-            raise UserError(f"{job.name}: has no logs yet ({job.status})")
-        return diagnose(last, earlier)
-
     def failed_on_infrastructure(self, job: RunJob) -> bool:
         """Return whether another job may succeed without a change of a failed one."""
-        return bool(self.diagnose(job).retryable)
+        cause = cause_of(self.job_logs(job))
+        return cause is not None and bool(cause.retryable)
 
     # ------------------------------------------------------------------ actions
 

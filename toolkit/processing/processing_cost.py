@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -90,9 +89,3 @@ def _format_cost(cost: ProcessingCost, assumption: str) -> str:
         estimate = f"about {format_usd(cost.usd)} for {duration}, if {assumption}; "
     price = f"${cost.usd_per_hour:.4f} per instance-hour, {cost.source}"
     return f"{estimate}at most {format_usd(cost.max_usd)} ({price})"
-
-
-def instance_vcpus(instance_type: str) -> int | None:
-    """Derive the vCPUs from the name: an xlarge has four, an Nxlarge N times as many."""
-    match = re.fullmatch(r"ml\.[a-z0-9-]+\.(\d*)xlarge", instance_type)
-    return 4 * int(match[1] or 1) if match else None

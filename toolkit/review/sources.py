@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.log_files import attempts, log_files
-from sm_train.toolkit.diagnose.log_scanner import whole_lines
-from sm_train.toolkit.diagnose.matches import LogStream
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, diagnose_logs
+from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
+from sm_train.toolkit.jobs.log_streams import LogStream, attempts, whole_lines
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, stored_grids
@@ -73,13 +72,17 @@ def run_sources(run: PlacedRun) -> list[ReviewSource]:
         ReviewSource(
             job.name,
             partial(run.event_blocks, job),
-            partial(run.diagnose, job),
+            partial(_diagnosis, run, job),
             partial(stored_grids, run.storage(job)),
             job,
             run,
         )
         for job in run.named_jobs()
     ]
+
+
+def _diagnosis(run: PlacedRun, job: RunJob) -> Diagnosis:
+    return diagnose_logs(run.job_logs(job))
 
 
 def _file_blocks(streams: Iterable[LogStream]) -> LogBlocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.job_events import job_events
+from sm_train.toolkit.jobs.job_streams import job_logs
+from sm_train.toolkit.jobs.log_streams import cause_of
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.training_job import jobs_of_run, refresh
 from sm_train.toolkit.submit.planned_job import plan_job, start_planned
@@ -118,14 +121,11 @@ class ShortJobs:
 
     def failure(self, job: RunJob) -> str:
         """Return why a job failed, and what to do."""
-        from sm_train.toolkit.diagnose.job_logs import diagnose_job
-
-        try:
-            found = diagnose_job(self.session, job.name)
-            cause = f"{found.title} ({found.cause})"
-            action = f"; {found.action}" if found.action else ""
-        except UserError:
-            cause, action = job.failure_reason or "no reason given", ""
+        cause, action = job.failure_reason or "no reason given", ""
+        with contextlib.suppress(UserError):
+            if found := cause_of(job_logs(self.session, job.name)):
+                cause = f"{found.title} ({found.cause})"
+                action = f"; {found.action}" if found.action else ""
         return f"{job.name}: failed: {cause}{action}; `sm-train diagnose {job.name}` shows more"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
-from sm_train.toolkit.diagnose.matches import LogStream
+from sm_train.toolkit.jobs.log_streams import LogStream
 
 from tests.toolkit.diagnose.log_corpus import (
     KnownLog,

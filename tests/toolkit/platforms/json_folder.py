@@ -16,10 +16,10 @@ from typing import Any, Self
 from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, local_checkpoints
 from sm_train.toolkit.jobs.event_lines import read_events
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
+from sm_train.toolkit.jobs.log_streams import JobLogs, file_stream
 from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.adapters import Adapter
@@ -97,9 +97,8 @@ class JsonRun(PlacedRun):
         for line in self._log(job).read_text().splitlines():
             yield JobLogLine(None, "algo-1", line)
 
-    def attempt_streams(self, job: RunJob) -> Sequence[Sequence[LogStream]]:
-        log = self._log(job)
-        return [[LogStream(str(log), lambda: [log.read_bytes()], "algo-1")]]
+    def job_logs(self, job: RunJob) -> JobLogs:
+        return JobLogs(job.name, job.status, [file_stream(self._log(job))])
 
     def request_stop(self) -> tuple[RunJob, None]:
         job = self.newest_job()

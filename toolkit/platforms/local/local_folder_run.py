@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Self
 from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.diagnose.log_files import attempts, log_files
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import PreflightError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, local_checkpoints
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_event
@@ -28,6 +26,7 @@ from sm_train.toolkit.jobs.local_folder import (
     has_failure_file,
     read_live,
 )
+from sm_train.toolkit.jobs.log_streams import JobLogs, file_stream
 from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.adapters import Adapter
@@ -168,8 +167,9 @@ class LocalFolderRun(PlacedRun):
 
     # ------------------------------------------------------------------ logs
 
-    def attempt_streams(self, job: RunJob) -> Sequence[Sequence[LogStream]]:
-        return attempts(log_files([Path(job.name)]))
+    def job_logs(self, job: RunJob) -> JobLogs:
+        log = Path(job.name) / LOG_NAME
+        return JobLogs(job.name, job.status, [file_stream(log)] if log.exists() else [])
 
     def log_lines(self, job: RunJob, options: LogOptions) -> Iterator[JobLogLine]:
         for name in ("node", "since"):

@@ -10,9 +10,9 @@ from functools import partial
 
 from sm_train.entrypoints.job_records.attempts import CLOCK_SECONDS
 from sm_train.entrypoints.job_records.node_record import StoredNode
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.jobs.event_lines import Event, parse_event, parse_events
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
+from sm_train.toolkit.jobs.log_streams import LogStream
 from sm_train.toolkit.platforms.node_records.cluster_job import ClusterJob
 from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions
 

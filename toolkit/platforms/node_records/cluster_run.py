@@ -26,10 +26,10 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.manifest import queue_commands
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, checkpoints_in
 from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.log_streams import JobLogs
 from sm_train.toolkit.jobs.platform import Platform
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState
@@ -195,14 +195,15 @@ class ClusterRun(PlacedRun):
             self._reader(job), _attempt(job), lambda: _attempt(self.refreshed_job(job)), options
         )
 
-    def attempt_streams(self, job: RunJob) -> list[list[LogStream]]:
+    def job_logs(self, job: RunJob) -> JobLogs:
         jobs = self._attempts(job.stage, self.now(), with_stop=False)
         number = [each.name for each in jobs].index(job.name)
-        return [
+        *earlier, last = [
             cluster_logs.log_streams(self._reader(each), self.root, each.starts)
             + cluster_logs.platform_streams(each)
             for each in jobs[: number + 1]
         ]
+        return JobLogs(job.name, job.status, last, earlier)
 
     def _reader(self, job: RunJob) -> cluster_logs.ReadSegment:
         storage = self.folder(job.stage)

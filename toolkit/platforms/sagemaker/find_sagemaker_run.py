@@ -13,10 +13,10 @@ from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.job_streams import job_logs
 from sm_train.toolkit.jobs.launch_record import DamagedRecordError, read_record
+from sm_train.toolkit.jobs.log_streams import JobLogs
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.training_job import (
     TrainingJob,
@@ -52,9 +52,9 @@ class _SageMaker(Adapter):
         run = run_of_config(_open(config.region, options), config)
         return _as_given(run, options)
 
-    def diagnose_job(self, name: str, options: dict[str, Any]) -> Diagnosis | None:
+    def logs_of_job(self, name: str, options: dict[str, Any]) -> JobLogs | None:
         session = _open(None, options)
-        return None if describe_job(session, name) is None else diagnose_job(session, name)
+        return None if describe_job(session, name) is None else job_logs(session, name)
 
     def jobs_since(self, since: datetime, options: dict[str, Any]) -> list[RunJob]:
         return [*jobs_since(_open(None, options), since)]

@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.job_streams import job_logs
+from sm_train.toolkit.jobs.log_streams import cause_of
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.runs.remediation import Cause
 
@@ -32,11 +33,14 @@ def cause_of_failure(session: boto3.Session, job: RunJob) -> Cause:
         message = f"failed because of its instances ({reason})"
         return Cause("infrastructure", message, retryable=True)
     try:
-        diagnosis = diagnose_job(session_in_region(session, job.region), job.name)
+        found = cause_of(job_logs(session_in_region(session, job.region), job.name))
     except UserError as error:
         return Cause("unknown", f"failed: {reason} (its log: {error})", retryable=False)
-    retryable = bool(diagnosis.retryable) and diagnosis.confidence in ("high", "medium")
-    return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
+    if found is None:
+        message = f"failed: {reason} (its log: not read, the analysis of logs is not installed)"
+        return Cause("unknown", message, retryable=False)
+    retryable = bool(found.retryable) and found.confidence in ("high", "medium")
+    return Cause(found.cause, f"failed: {found.title} ({reason})", retryable)
 
 
 _INFRASTRUCTURE = re.compile(

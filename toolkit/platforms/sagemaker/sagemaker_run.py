@@ -21,16 +21,15 @@ from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.costing.measured_speeds import recorded_speeds
 from sm_train.toolkit.costing.spent import usd_per_hour
-from sm_train.toolkit.diagnose.job_logs import job_streams
-from sm_train.toolkit.diagnose.log_files import attempts
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, latest_stored, output_keys
 from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.job_events import job_events
+from sm_train.toolkit.jobs.job_streams import job_logs
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN, live_of, read_live
 from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.log_streams import JobLogs
 from sm_train.toolkit.jobs.log_tail import LogFollower, follow_log, streams_of
 from sm_train.toolkit.jobs.platform import Platform
 from sm_train.toolkit.jobs.run_job import RunJob
@@ -184,8 +183,8 @@ class SageMakerRun(PlacedRun):
             entries = search(self.session, streams, region=job.region, since=options.since)
         return (JobLogLine(entry.time, entry.node, entry.message) for entry in entries)
 
-    def attempt_streams(self, job: RunJob) -> Sequence[Sequence[LogStream]]:
-        return attempts(job_streams(session_in_region(self.session, job.region), job.name)[0])
+    def job_logs(self, job: RunJob) -> JobLogs:
+        return job_logs(session_in_region(self.session, job.region), job.name)
 
     def event_blocks(self, job: RunJob) -> Iterator[tuple[str | None, bytes]]:
         entries = search(self.session, streams_of(job), region=job.region, pattern=_REVIEWED_LINES)

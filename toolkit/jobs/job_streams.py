@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import read_stream, stream_names
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
-from sm_train.toolkit.diagnose.log_files import attempts
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.log_streams import JobLogs, LogStream, attempts
 from sm_train.toolkit.jobs.training_job import describe_job
 
 if TYPE_CHECKING:
@@ -29,23 +27,8 @@ _ACTIVE_STATUSES = frozenset(
 )
 
 
-def diagnose_job(session: boto3.Session, job: str) -> Diagnosis:
-    """Diagnose why the job failed.
-
-    Raises:
-        UserError: the job does not exist, has no logs yet, or AWS rejects a request.
-    """
-    streams, description = job_streams(session, job)
-    if description["TrainingJobStatus"] == "Completed":
-        return succeeded()
-    if not streams:
-        raise UserError(f"{job}: has no logs yet ({description['TrainingJobStatus']})")
-    *earlier, last = attempts(streams)
-    return diagnose(last, earlier)
-
-
-def job_streams(session: boto3.Session, job: str) -> tuple[list[LogStream], dict[str, Any]]:
-    """Return the job's log streams, one with SageMaker's own messages, and its description.
+def job_logs(session: boto3.Session, job: str) -> JobLogs:
+    """Return the logs of a job, one stream with SageMaker's own messages.
 
     Raises:
         UserError: the job does not exist, or AWS rejects a request.
@@ -62,7 +45,8 @@ def job_streams(session: boto3.Session, job: str) -> tuple[list[LogStream], dict
     if lines:
         content = "".join(f"{line}\n" for line in lines).encode()
         streams.append(LogStream("DescribeTrainingJob", lambda: [content], None, now))
-    return streams, description
+    *earlier, last = attempts(streams)
+    return JobLogs(job, description["TrainingJobStatus"], last, earlier)
 
 
 def _stream(session: boto3.Session, name: str, now: float) -> LogStream:

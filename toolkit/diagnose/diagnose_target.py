@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.log_files import attempts, log_files
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, diagnose_logs
+from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.log_streams import attempts
 from sm_train.toolkit.platforms.adapters import adapters
 from sm_train.toolkit.platforms.find_run import find_run
 from sm_train.toolkit.platforms.parse_target import log_target
@@ -40,8 +41,8 @@ def _diagnose_run(target: Target, options: dict[str, Any]) -> Diagnosis:
         found = find_run(target.address, options)
     except UserError:
         names = [target.text] * (target.kind is Kind.NAME)
-        jobs = (adapter.diagnose_job(name, options) for name in names for adapter in adapters())
-        if (diagnosis := next(filter(None, jobs), None)) is None:
+        jobs = (adapter.logs_of_job(name, options) for name in names for adapter in adapters())
+        if (logs := next(filter(None, jobs), None)) is None:
             raise
-        return diagnosis
-    return found.diagnose(found.newest_job())
+        return diagnose_logs(logs)
+    return diagnose_logs(found.job_logs(found.newest_job()))
