@@ -111,4 +111,9 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int:
     from sm_train.toolkit.cost_reports.cost_command import CostCommand, run_cost
 
     globals_ = {name: options[name] for name in ("region", "profile")}
-    return run_cost(CostCommand(**globals_, **parameters))
+    command = CostCommand(**globals_, **parameters)
+    if not command.actual:
+        return run_cost(command)
+    from sm_train.toolkit.cost_reports.actual import show_actual_cost
+
+    return show_actual_cost(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,41 @@ from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, ob
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
-from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.cost_reports.cost_command import CostCommand, check_exclusive
+from sm_train.toolkit.costing.estimate_inputs import EstimateInputs, resolve_inputs, usage_errors
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.platforms.find_run import find_run
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.runs.finished_jobs import read_jobs
 from sm_train.toolkit.runs.run_state import read_state
+from sm_train.toolkit.terminal.console import write_json, write_line, write_list, write_wrapped
+from sm_train.toolkit.terminal.formatting import (
+    format_days,
+    format_percent,
+    format_projection,
+    format_signed_usd,
+    format_usd,
+)
+from sm_train.toolkit.terminal.text_table import terminal_width, text_table
+
+
+def show_actual_cost(options: CostCommand) -> int:
+    """Print the result of ``cost --actual``, and return the exit code.
+
+    Raises:
+        UserError: as :func:`actual_cost` does, or options contradict each other.
+    """
+    check_exclusive(options)
+    assert options.run is not None
+    with usage_errors():
+        inputs = resolve_inputs(options)
+        places = {"region": inputs.purchase.region, "profile": options.profile}
+        document = actual_cost(inputs, find_run(options.run, places))
+    if options.as_json:
+        write_json(document)
+    else:
+        _show(document)
+    return ExitCode.OK
 
 
 def actual_cost(inputs: EstimateInputs, run: PlacedRun) -> dict[str, Any]:
@@ -61,3 +92,51 @@ def _expected(inputs: EstimateInputs, jobs: list[FinishedJob]) -> dict[str, Esti
 
 def _timelines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
     return [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
+
+
+def _show(document: dict[str, Any]) -> None:
+    """Print the jobs' actual cost, its breakdown, and the estimate."""
+    total = document["total"]
+    rows = [
+        _actual_row("total", total),
+        *(_actual_row(stage["name"], stage) for stage in document["stages"]),
+    ]
+    header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
+    breakdown = text_table(("breakdown", "$", "share"), list(_breakdown_rows(total)), left=1)
+    for line in (*text_table(header, rows, left=1, width=terminal_width()), "", *breakdown):
+        write_line(line)
+    write_wrapped(
+        format_projection(total["billed_usd"], total["remaining_usd"], total["projected_usd"])
+    )
+    for job in document["jobs"]:
+        write_wrapped(
+            f"{job['name']}: {job['status']}, {format_days(job['billable_seconds'])}, "
+            f"{job['instances']} × {job['instance_type']}, {format_usd(job['billed_usd'])}"
+        )
+    write_list("Warnings", document["warnings"])
+
+
+def _actual_row(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
+    goodput, images = figures["goodput"], figures["images"]
+    billed = figures["billed_usd"]
+    return (
+        name,
+        format_usd(billed)
+        if billed is not None
+        else f"≥ {format_usd(figures['billed_at_least_usd'])}",
+        format_usd(figures["estimate_usd"]),
+        format_signed_usd(figures["difference_usd"]),
+        "unknown" if goodput is None else format_percent(goodput),
+        "unknown" if images is None else f"{images:,}",
+        format_usd(figures["per_million_images_usd"]),
+    )
+
+
+def _breakdown_rows(total: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
+    billed = total["billed_usd"]
+    yield "billed", format_usd(billed), "100.0%" if billed else ""
+    for part, amount in total["waterfall_usd"].items():
+        if part == "warm_pool" and amount == 0:
+            continue
+        share = "" if amount is None or not billed else format_percent(amount / billed)
+        yield f"  {part.replace('_', ' ')}", format_usd(amount), share

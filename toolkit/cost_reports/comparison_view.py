@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
-from sm_train.cost.explain import signed_dollars
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,
+    format_signed_usd,
     format_total_usd,
     format_usd,
     format_usd_range,
@@ -147,7 +147,7 @@ def _amounts(before: float | None, after: float | None, document: Document) -> t
     """Return both costs and their difference, with its share of the cost before."""
     change = document.get("change", "kept")
     difference = document["difference_usd"]
-    text = "unknown" if difference is None else signed_dollars(difference)
+    text = format_signed_usd(difference)
     if difference == 0:
         text = "no change"
     elif difference is not None and before and change == "kept":

@@ -56,7 +56,7 @@ def run_cost(options: CostCommand) -> int:
     Raises:
         UserError: options contradict each other, a file cannot be used, or AWS refuses a request.
     """
-    _check_exclusive(options)
+    check_exclusive(options)
     if options.report:
         _show_past_jobs(options)
         return ExitCode.OK
@@ -66,9 +66,7 @@ def run_cost(options: CostCommand) -> int:
             if options.run is None and options.instance is None:
                 return ExitCode.OK
         inputs = resolve_inputs(options)
-        if options.actual:
-            _show_actual(inputs, options)
-        elif options.compare is not None:
+        if options.compare is not None:
             _show_comparison(inputs, options)
         elif options.regions:
             _show_regions(inputs, options)
@@ -79,7 +77,12 @@ def run_cost(options: CostCommand) -> int:
     return ExitCode.OK
 
 
-def _check_exclusive(options: CostCommand) -> None:
+def check_exclusive(options: CostCommand) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UserError: two of them do.
+    """
     outputs = {
         "--explain": options.explain,
         "--csv": options.as_csv,
@@ -162,19 +165,6 @@ def _show_regions(inputs: EstimateInputs, options: CostCommand) -> None:
         write_json({"regions": rows})
     else:
         cost_view.show_regions(rows)
-
-
-def _show_actual(inputs: EstimateInputs, options: CostCommand) -> None:
-    from sm_train.toolkit.cost_reports.actual import actual_cost
-    from sm_train.toolkit.platforms.find_run import find_run
-
-    assert options.run is not None
-    globals_ = {"region": inputs.purchase.region, "profile": options.profile}
-    document = actual_cost(inputs, find_run(options.run, globals_))
-    if options.as_json:
-        write_json(document)
-    else:
-        cost_view.show_actual(document)
 
 
 def _show_past_jobs(options: CostCommand) -> None:

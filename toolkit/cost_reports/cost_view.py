@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.cost.explain import signed_dollars
 from sm_train.cost.instances import is_own_machine
 from sm_train.cost.speed import FIRM
-from sm_train.toolkit.terminal.console import write_line
+from sm_train.toolkit.terminal.console import write_line, write_list, write_wrapped
 from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,
-    format_percent,
-    format_projection,
+    format_signed_usd,
     format_total_usd,
     format_usd,
 )
@@ -75,14 +72,14 @@ def show_cost(document: Document, run: str | None, scope: Iterable[tuple[str, st
         )
         click.echo()
     for label, text in scope:
-        _echo(f"{label.capitalize()}: {text}")
+        write_wrapped(f"{label.capitalize()}: {text}")
     for label in document.get("measured", []):
-        _echo(f"Speed: {label}")
+        write_wrapped(f"Speed: {label}")
     warnings = document["warnings"]
     if warnings:
         more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
-        _echo(f"Warning: {warnings[0]}{more}")
-    _echo(f"Next: {_after_estimate(document, run)}")
+        write_wrapped(f"Warning: {warnings[0]}{more}")
+    write_wrapped(f"Next: {_after_estimate(document, run)}")
 
 
 def _stage_table(document: Document, width: int) -> list[str]:
@@ -136,15 +133,15 @@ def show_explanation(
     """Print each number with its formula, then limits, prices, warnings and assumptions."""
     show_terms(terms)
     click.echo()
-    _list(
+    write_list(
         "What limits each stage",
         [f"{limit.describe()}; {limit.describe_change()}" for limit in limits if limit],
     )
     click.echo(click.style("\nPrices", bold=True))
     for sentence in dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"]):
-        _echo(f"- {sentence}", "  ")
-    _list("Warnings", document["warnings"])
-    _list("Assumptions", document["assumptions"])
+        write_wrapped(f"- {sentence}", "  ")
+    write_list("Warnings", document["warnings"])
+    write_list("Assumptions", document["assumptions"])
 
 
 def show_terms(terms: Iterable[Term]) -> None:
@@ -154,30 +151,10 @@ def show_terms(terms: Iterable[Term]) -> None:
         if term.stage != stage:
             click.echo(click.style(f"\n{term.stage}", bold=True))
             stage = term.stage
-        _echo(f"{term.name} = {term.value}", "  ")
+        write_wrapped(f"{term.name} = {term.value}", "  ")
         if term.formula not in (term.name, term.figures):
-            _echo(f"= {term.formula}", "      ")
-        _echo(f"= {term.figures}   [{term.source}]", "      ")
-
-
-def show_actual(document: Document) -> None:
-    """Print the jobs' actual cost, its breakdown, and the estimate."""
-    total = document["total"]
-    rows = [
-        _actual_row("total", total),
-        *(_actual_row(stage["name"], stage) for stage in document["stages"]),
-    ]
-    header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
-    _print(text_table(header, rows, left=1, width=terminal_width()))
-    click.echo()
-    _print(text_table(("breakdown", "$", "share"), list(_breakdown_rows(total)), left=1))
-    _echo(format_projection(total["billed_usd"], total["remaining_usd"], total["projected_usd"]))
-    for job in document["jobs"]:
-        _echo(
-            f"{job['name']}: {job['status']}, {format_days(job['billable_seconds'])}, "
-            f"{job['instances']} × {job['instance_type']}, {format_usd(job['billed_usd'])}"
-        )
-    _list("Warnings", document["warnings"])
+            write_wrapped(f"= {term.formula}", "      ")
+        write_wrapped(f"= {term.figures}   [{term.source}]", "      ")
 
 
 def show_alternatives(document: Document, summary: str) -> None:
@@ -224,18 +201,18 @@ def show_alternatives(document: Document, summary: str) -> None:
         header, table = header[:-1], [row[:-1] for row in table]
     _print(text_table(header, table, left=1, width=width))
     click.echo()
-    _echo(summary)
+    write_wrapped(summary)
     omitted = len(document["alternatives"]) - len(shown)
     if omitted:
         write_line(f"{omitted:,} more; --json prints all")
-    _echo(_PLATFORM_NOTE)
-    _list("Break-even", [threshold["sentence"] for threshold in document["break_even"]])
+    write_wrapped(_PLATFORM_NOTE)
+    write_list("Break-even", [threshold["sentence"] for threshold in document["break_even"]])
     splits = [split for split in document["batch_splits"] if not split["own"]]
     if splits:
         click.echo(click.style("Batch per GPU × accumulation, at the same batch", bold=True))
     for split in splits:
         fits = "fits" if split["fits_memory"] else "does not fit in memory"
-        _echo(
+        write_wrapped(
             f"- {split['stage']}: {split['per_device_batch_size']} × "
             f"{split['gradient_accumulation_steps']}: ~{split['speedup']:.2f} × the speed, "
             f"{format_signed_usd(split['difference_usd'])}, {fits}",
@@ -278,7 +255,7 @@ def show_regions(rows: Sequence[Document]) -> None:
     header = ("region", "price", "$/instance-h", "cost", "P10 to P90", "difference")
     _print(text_table(header, table, left=2, width=terminal_width()))
     click.echo()
-    _echo(
+    write_wrapped(
         "Regions where EC2 offered the instance family in 2026-01; SageMaker may not offer it in "
         "all of them. The shards must be in the region: S3 charges $0.02 per GB between regions."
     )
@@ -293,13 +270,6 @@ def _least_reliable(bases: Sequence[str]) -> str:
 def as_csv(document: Document) -> str:
     """Return the stages and, last, the total as CSV; unknown values are empty."""
     return format_csv(_STAGE_COLUMNS, [*document["stages"], {"name": "total", **document["total"]}])
-
-
-def format_signed_usd(amount: float | None) -> str:
-    """Format a difference in dollars with its sign."""
-    if amount is None:
-        return "unknown"
-    return signed_dollars(amount)
 
 
 def _total_row(total: Document) -> tuple[str, ...]:
@@ -339,32 +309,6 @@ def _stage_row(stage: Document) -> tuple[str, ...]:
     )
 
 
-def _actual_row(name: str, figures: Document) -> tuple[str, ...]:
-    goodput, images = figures["goodput"], figures["images"]
-    billed = figures["billed_usd"]
-    return (
-        name,
-        format_usd(billed)
-        if billed is not None
-        else f"≥ {format_usd(figures['billed_at_least_usd'])}",
-        format_usd(figures["estimate_usd"]),
-        format_signed_usd(figures["difference_usd"]),
-        "unknown" if goodput is None else format_percent(goodput),
-        "unknown" if images is None else f"{images:,}",
-        format_usd(figures["per_million_images_usd"]),
-    )
-
-
-def _breakdown_rows(total: Document) -> Iterable[tuple[str, str, str]]:
-    billed = total["billed_usd"]
-    yield "billed", format_usd(billed), "100.0%" if billed else ""
-    for part, amount in total["waterfall_usd"].items():
-        if part == "warm_pool" and amount == 0:
-            continue
-        share = "" if amount is None or not billed else format_percent(amount / billed)
-        yield f"  {part.replace('_', ' ')}", format_usd(amount), share
-
-
 def _price_sentence(stage: Document, region: str) -> str:
     price, name = stage["price_per_instance_hour_usd"], stage["instance_type"]
     if price is None:
@@ -375,26 +319,6 @@ def _price_sentence(stage: Document, region: str) -> str:
     )
 
 
-def _list(title: str, sentences: Sequence[str]) -> None:
-    if sentences:
-        click.echo(click.style(title, bold=True))
-    for sentence in sentences:
-        _echo(f"- {sentence}", "  ")
-
-
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        write_line(line)
-
-
-def _echo(text: str, indent: str = "") -> None:
-    hanging = indent + ("  " if text.startswith("- ") else "")
-    for line in textwrap.wrap(
-        text,
-        terminal_width(),
-        initial_indent=indent,
-        subsequent_indent=hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ):
         write_line(line)

@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 from sm_train.toolkit.review.review_model import JobReview
 from sm_train.toolkit.review.series import quantity
-from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_percent,
+    format_signed_usd,
+    format_usd,
+)
 
 Rank = Literal["best", "worst"]
 
@@ -53,10 +58,6 @@ class ComparisonRow:
 
     label: str
     cells: tuple[Cell, ...]
-
-
-def format_signed_usd(amount: float) -> str:
-    return f"{'−' if amount < 0 else '+'}{format_usd(abs(amount))}"
 
 
 def _integer(value: float) -> str:

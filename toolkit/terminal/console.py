@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import click
 from sm_train.toolkit.terminal.printable import printable
 from sm_train.toolkit.terminal.text_table import terminal_width
 
@@ -50,6 +51,30 @@ def write_line(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     stream.write(f"{printable(text)}\n")
     stream.flush()  # in the order of the lines, also where both streams are one
+
+
+def write_wrapped(text: str, indent: str = "") -> None:
+    """Print a result within the terminal's width; lines of a list's item hang below its text."""
+    from textwrap import wrap
+
+    lines = wrap(
+        text,
+        terminal_width(),
+        initial_indent=indent,
+        subsequent_indent=indent + ("  " if text.startswith("- ") else ""),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        write_line(line)
+
+
+def write_list(title: str, sentences: Sequence[str]) -> None:
+    """Print a heading and sentences below it; nothing without any."""
+    if sentences:
+        click.echo(click.style(title, bold=True))
+    for sentence in sentences:
+        write_wrapped(f"- {sentence}", "  ")
 
 
 def stderr_console(*, shows_results: bool = False) -> Console:

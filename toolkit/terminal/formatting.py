@@ -49,6 +49,13 @@ def format_usd(amount: float | None) -> str:
     return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
 
 
+def format_signed_usd(amount: float | None) -> str:
+    """Format a difference in dollars with its sign."""
+    if amount is None:
+        return "unknown"
+    return f"{'+' if amount >= 0 else '−'}{format_usd(abs(amount))}"
+
+
 def format_total_usd(total: dict[str, Any]) -> str:
     """Format the total; if a part is unknown, the known part with "at least"."""
     if total["cost_usd"] is not None:
