@@ -10,7 +10,7 @@ DEMO_EXTRAS := train,demo
 TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 
 .PHONY: demo test test-integration test-newest test-slow mutations test-torch-2.5 test-torch-2.3 optional \
-	lint screens docs site plans images requirements sbom audit bench gpu findings clean
+	lint screens docs site plans images requirements sbom audit statements bench gpu findings clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -87,6 +87,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/images/plan.py
 	$(BIN)/python docs/images/diagrams.py
 	$(BIN)/python docs/images/views.py
+	$(BIN)/python -m docs.wings
 
 # Builds the documentation in build/site. References are generated; nothing is fetched.
 site: $(VENV)/.installed
@@ -132,6 +133,10 @@ compile_environment = $(COMPILE) -c estimators/data/requirements.txt -c tests/en
 	$$(sed -nE 's/^((nvidia|cuda)-[a-z0-9-]+|torch|triton)==.*/--no-emit-package \1/p' tests/environments/torch.txt) \
 	-o tests/environments/$(2).txt
 comma := ,
+
+# Counts the statements of the product by wing, without docstrings.
+statements: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.statements
 
 # Writes what a laptop, a job and each Lambda function install as CycloneDX documents.
 sbom: $(VENV)/.installed $(VENV)-audit/.installed

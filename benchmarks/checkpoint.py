@@ -39,11 +39,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.atomic_write import durable_replace
-from sm_train.entrypoints.common.background import BackgroundWork
-from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.base.atomic_write import durable_replace
+from sm_train.entrypoints.checkpoints.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.checkpoints.background import BackgroundWork
+from sm_train.entrypoints.checkpoints.stored_steps import StoredSteps
+from sm_train.entrypoints.job_interface.events import EventLog
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import nn

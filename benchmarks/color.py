@@ -20,8 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageCms
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, UNRECORDED_COLOR, ColorPolicy
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
+from sm_train.entrypoints.job_interface.job_config import (
+    DEFAULT_COLOR,
+    UNRECORDED_COLOR,
+    ColorPolicy,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from photos import photo

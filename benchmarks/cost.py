@@ -18,8 +18,9 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import instance_types
 from sm_train.cost.prices import shipped_prices
-from sm_train.toolkit.costing.stages import memory_needs, stages_to_price, stated_measurements
-from sm_train.toolkit.run_file import load
+from sm_train.toolkit.memory.sharding_choice import with_sharding
+from sm_train.toolkit.planning.run_price import memory_needs, stages_to_price, stated_measurements
+from sm_train.toolkit.run_file.run_file import load
 
 ROUNDS = 5
 LIMIT_SECONDS = 1.0
@@ -41,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run.yaml"
         run.write_bytes(PRESET.read_bytes())
-        config = load(run)
+        config = with_sharding(load(run))
     stages = tuple(stages_to_price(config))
     search = SearchInputs(
         stages=stages,

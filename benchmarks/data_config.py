@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.job_interface.job_config import DataConfig
 
 DATA_CONFIG = DataConfig(
     "png",

@@ -25,20 +25,22 @@ from subprocess import PIPE
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.deduplication.colors import PARTS, SIGNATURE_BYTES
-from sm_train.entrypoints.deduplication.compared_images import Images
-from sm_train.entrypoints.deduplication.near_duplicates import near_duplicates
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.build_pack import find_duplicates
-from sm_train.entrypoints.packing.deduplicate import (
-    DIGEST,
-    DROPPED_NAME,
+from sm_train.entrypoints.data_prep.deduplication.colors import PARTS, SIGNATURE_BYTES
+from sm_train.entrypoints.data_prep.deduplication.compared_images import Images
+from sm_train.entrypoints.data_prep.deduplication.near_duplicates import near_duplicates
+from sm_train.entrypoints.data_prep.packing.build_pack import find_duplicates
+from sm_train.entrypoints.data_prep.packing.deduplicate import DIGEST, DROPPED_NAME
+from sm_train.entrypoints.data_prep.packing.plan import (
+    PackInput,
+    PackOptions,
+    ShardPlan,
+    shard_name,
 )
-from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
-from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import LocalFolder
-from sm_train.entrypoints.shared_work.work_stages import SharedWork
-from sm_train.entrypoints.shared_work.worker_pool import WorkerPlan
+from sm_train.entrypoints.data_prep.work.state_files import StateFiles
+from sm_train.entrypoints.data_prep.work.work_stages import SharedWork
+from sm_train.entrypoints.data_prep.work.worker_pool import WorkerPlan
+from sm_train.entrypoints.storage.storage import LocalFolder
+from sm_train.entrypoints.storage.store import S3Access
 
 IMAGES = int(float(sys.argv[1])) if len(sys.argv) > 1 else 10_000_000
 BITS, WORKERS, SHARD_IMAGES = 3, 2, 10_000

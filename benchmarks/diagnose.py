@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from sm_train.toolkit.diagnose.diagnosis import diagnose
-from sm_train.toolkit.diagnose.log_files import log_files
+from sm_train.toolkit.analysis.diagnose.diagnosis import diagnose
+from sm_train.toolkit.analysis.diagnose.log_files import log_files
 
 ROUNDS, NODES, GPUS = 5, 16, 8
 WORDS = "[Ee]rror|ERROR|Exception|Traceback|[Ff]ail|FAIL|[Kk]illed|[Aa]bort|NCCL WARN|Xid"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.toolkit.diagnose.log_corpus import corpus, parts, score
+from tests.toolkit.analysis.diagnose.log_corpus import corpus, parts, score
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from sm_train.cost.network import CollectiveCalls
-from sm_train.entrypoints.doctor.measured_network import MeasuredNetwork
-from sm_train.entrypoints.doctor.measurements import GroupMeasurement, sweeps_from_store
-from sm_train.entrypoints.doctor.workload import Workload, predict_step
+from sm_train.entrypoints.probes.measured_network import MeasuredNetwork
+from sm_train.entrypoints.probes.measurements import GroupMeasurement, sweeps_from_store
+from sm_train.entrypoints.probes.workload import Workload, predict_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

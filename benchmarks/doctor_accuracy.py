@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.cluster.test_doctor import cluster_on
+from tests.support.cluster.doctor_support import cluster_on
 from tests.support.cluster.network_namespaces import network_namespaces, unavailable_reason
 
 NODES, MBIT, SLOW_MBIT = 4, 400, 40

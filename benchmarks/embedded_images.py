@@ -19,7 +19,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 import pyarrow as pa
 import pyarrow.parquet as pq
 from photos import photo
-from sm_train.toolkit.api.packing import pack
+from sm_train.toolkit.data_prep.pack_function import pack
 
 
 def main() -> None:

@@ -29,14 +29,14 @@ import numpy as np
 import webdataset as wds
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.enrichment import enrichment_plan
-from sm_train.entrypoints.enrichment.build_enrichment import finalize
-from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentBatch
-from sm_train.entrypoints.enrichment.enrichment_plan import EnrichmentPlan, TableSource
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import LocalFolder
-from sm_train.toolkit.api.packing import pack
-from sm_train.toolkit.enrichment.enrich import EnrichJob, enrich
+from sm_train.entrypoints.data_prep.enrichment import enrichment_plan
+from sm_train.entrypoints.data_prep.enrichment.build_enrichment import finalize
+from sm_train.entrypoints.data_prep.enrichment.enrichment_batch import EnrichmentBatch
+from sm_train.entrypoints.data_prep.enrichment.enrichment_plan import EnrichmentPlan, TableSource
+from sm_train.entrypoints.storage.storage import LocalFolder
+from sm_train.entrypoints.storage.store import S3Access
+from sm_train.toolkit.data_prep.enrichment.enrich import EnrichJob, enrich
+from sm_train.toolkit.data_prep.pack_function import pack
 
 PROCESSES, BATCH = 2, 32
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.job_interface.events import EventLog
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.script.observer import ScriptObserver
 from sm_train.entrypoints.script.ranks import ScriptRank, ScriptRanks

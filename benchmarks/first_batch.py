@@ -16,8 +16,8 @@ from pathlib import Path
 
 import webdataset
 from photos import photo
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.data.loader import READ_THREADS
+from sm_train.entrypoints.data_loading.loader import READ_THREADS
+from sm_train.entrypoints.job_interface.index_location import index_path
 
 from tests.support.data_channels import Cluster, write_folder_index
 from tests.support.s3_mount import Fault, mount_bucket, serve_bucket

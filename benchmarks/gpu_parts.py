@@ -61,18 +61,21 @@ from sm_train.cost.speed_model import (
     TextEncoderPlacement,
     images_per_second,
 )
-from sm_train.entrypoints import train
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, is_shard_file, step_folder_name
-from sm_train.entrypoints.common.events import PREFIX
-from sm_train.entrypoints.common.job_config import JobConfig, Precision
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardSpec, load_into
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
+    MARKER,
+    is_shard_file,
+    step_folder_name,
+)
+from sm_train.entrypoints.job_interface.events import PREFIX
+from sm_train.entrypoints.job_interface.job_config import JobConfig, Precision
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, event_fields
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
 from sm_train.entrypoints.planning.mfu import PEAK_FLOPS, MfuMeter
-from sm_train.entrypoints.training import gpu_settings
+from sm_train.entrypoints.training import gpu_settings, train
 from sm_train.entrypoints.training.parallelize import ParallelPlan
 from sm_train.entrypoints.training.step_metrics import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
@@ -913,7 +916,7 @@ def _doctor(run: PartRun) -> dict[str, Any]:
     write_shards(base / "input" / "data" / "train", 64)
     document = write_document(config, base)
     verdict = base / "verdict.json"
-    command = [sys.executable, "-m", "sm_train.entrypoints.doctor.worker"]
+    command = [sys.executable, "-m", "sm_train.entrypoints.probes.worker"]
     command += ["--stage", config.stage.name, "--document", str(document)]
     command += ["--verdict", str(verdict)]
     environment = os.environ | {"SAGEMAKER_BASE_DIR": str(base)}

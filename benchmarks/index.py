@@ -27,14 +27,18 @@ from typing import IO
 
 from blake3 import blake3
 from photos import photo
-from sm_train.entrypoints.data.shard_format import ListedShard, Shard
-from sm_train.entrypoints.indexing.build_index import finalize, versions_digest
-from sm_train.entrypoints.indexing.index_plan import IndexPlan, SampleCheck, encode_unusable
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.shard_builder import encode_record, record_name
-from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
-from sm_train.toolkit.packing.index import IndexJob, index_shards
+from sm_train.entrypoints.data_prep.indexing.build_index import finalize, versions_digest
+from sm_train.entrypoints.data_prep.indexing.index_plan import (
+    IndexPlan,
+    SampleCheck,
+    encode_unusable,
+)
+from sm_train.entrypoints.data_prep.packing.shard_builder import encode_record, record_name
+from sm_train.entrypoints.shards.shard_format import ListedShard, Shard
+from sm_train.entrypoints.shards.shard_writer import ShardWriter, sample_parts
+from sm_train.entrypoints.storage.storage import LocalFolder, write_file
+from sm_train.entrypoints.storage.store import S3Access
+from sm_train.toolkit.data_prep.packing.index import IndexJob, index_shards
 
 PROCESSES = 2
 SAMPLES_PER_SHARD = 5000

@@ -24,13 +24,13 @@ from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 from selection import SHARD_SAMPLES, write
-from sm_train.entrypoints.data.partition import REPLICATED, DataTopology
-from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data_loading.partition import REPLICATED, DataTopology
+from sm_train.entrypoints.data_loading.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.lineage.data_facts import data_facts
 from sm_train.entrypoints.lineage.data_record import Anchor, ChannelRecord, DataRecord, ShardTable
-from sm_train.entrypoints.removal.removal_list import RemovalList
-from sm_train.toolkit.lineage.seen_steps import Attempt, Place, seen_steps
+from sm_train.entrypoints.shards.removal_list import RemovalList
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.toolkit.data_prep.lineage.seen_steps import Attempt, Place, seen_steps
 
 FINAL_SAMPLES = 100_000_000
 NODES, LOCAL_RANKS, BATCH, EPOCHS = 8, 8, 32, 2

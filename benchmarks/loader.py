@@ -30,15 +30,15 @@ import torch
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig, DecodeMode
-from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
-from sm_train.entrypoints.data.shard_format import find_shards
-from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream
+from sm_train.entrypoints.data_loading.loader import MAX_DEPTH, Loader, open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data_loading.webdataset_reader import ShardStream, list_stream
+from sm_train.entrypoints.data_prep.packing.describe_shard import describe_shard
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
-from sm_train.entrypoints.packing.describe_shard import describe_shard
+from sm_train.entrypoints.job_interface.index_location import index_path
+from sm_train.entrypoints.job_interface.job_config import DataConfig, DecodeMode
+from sm_train.entrypoints.shards.shard_format import find_shards
+from sm_train.entrypoints.shards.shard_index import write_index
 from torch import Tensor
 from torch.utils.data import DataLoader
 

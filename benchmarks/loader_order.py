@@ -24,17 +24,16 @@ from typing import Any
 import numpy as np
 from data_config import DATA_CONFIG
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.data import shard_catalog
-from sm_train.entrypoints.data.epoch import Epoch
-from sm_train.entrypoints.data.indexed_reader import IndexedReader
-from sm_train.entrypoints.data.loader import open_loader
-from sm_train.entrypoints.data.partition import REPLICATED, DataTopology
-from sm_train.entrypoints.data.sampler import DataPosition
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.data.shard_format import Shard, find_shards
-from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_shard
+from sm_train.entrypoints.data_loading import shard_catalog
+from sm_train.entrypoints.data_loading.indexed_reader import IndexedReader
+from sm_train.entrypoints.data_loading.loader import open_loader
+from sm_train.entrypoints.data_loading.partition import REPLICATED, DataTopology
+from sm_train.entrypoints.data_loading.sampler import DataPosition, Epoch
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data_prep.packing.describe_shard import describe_shard
+from sm_train.entrypoints.job_interface.index_location import index_path
+from sm_train.entrypoints.shards.shard_format import Shard, find_shards
+from sm_train.entrypoints.shards.shard_index import write_index
 
 SHARDS = int(sys.argv[1]) if len(sys.argv) == 2 else 500_000
 SHARD_SAMPLES = 200

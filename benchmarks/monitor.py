@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.entrypoints.job_interface.job_config import JOB_FILE
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_file
 from sm_train.entrypoints.training.busy_time import BusyTimer
 from sm_train.estimators.bundle.job_configs import job_configs
@@ -150,7 +150,7 @@ def measure_watchdog(folder: Path) -> float:
     command = [
         sys.executable,
         "-m",
-        "sm_train.entrypoints.watchdog.watchdog",
+        "sm_train.entrypoints.monitoring.watchdog.watchdog",
     ]
     command += ["--document", str(document), "--stage", "one", "--heartbeats", str(heartbeats)]
     with subprocess.Popen(

@@ -27,13 +27,13 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.data_prep.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.data_prep.packing.plan import PackInput, PackOptions, ShardPlan
+from sm_train.entrypoints.data_prep.packing.shard_builder import InputReader, build_shard
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.image_metadata import read_image_metadata
-from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import InputReader, build_shard
-from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.storage.storage import LocalFolder
+from sm_train.entrypoints.storage.store import S3Access
 
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600

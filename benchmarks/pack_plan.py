@@ -24,9 +24,9 @@ from resource import RUSAGE_SELF, getrusage
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.stored_plan import read_plan, store_plan
-from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.data_prep.packing.stored_plan import read_plan, store_plan
+from sm_train.entrypoints.storage.storage import LocalFolder
+from sm_train.entrypoints.storage.store import S3Access
 
 CHUNK = 100_000
 FINAL_ROWS = 100_000_000
@@ -121,8 +121,8 @@ def measure(step: str, table: Path, folder: Path) -> tuple[float, float]:
 def plan(
     table: Path, folder: Path, where: str | None = None, columns: tuple[str, ...] = ()
 ) -> tuple[float, float]:
-    from sm_train.toolkit.packing.pack import PackJob, plan_pack  # the node does not import it
-    from sm_train.toolkit.packing.tables import TableOptions
+    from sm_train.toolkit.data_prep.packing.pack import PackJob, plan_pack
+    from sm_train.toolkit.data_prep.packing.tables import TableOptions
 
     started = time.perf_counter()
     options = TableOptions(where=where, index_columns=columns)

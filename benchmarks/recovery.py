@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.job_records.node_record import read_nodes
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage
+from sm_train.entrypoints.clusters.node_record import read_nodes
+from sm_train.entrypoints.storage.storage import Storage, open_storage
+from sm_train.entrypoints.storage.store import S3Access
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import build_manifest
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.event_lines import Event, parse_events
+from sm_train.toolkit.records.job_logs import Event, parse_events
 
 from tests.support.cluster.demo_runs import demo_document
 from tests.support.cluster.pods import BUCKET, PREFIX, cluster_with_shards, run_file

@@ -28,13 +28,13 @@ from resource import RUSAGE_SELF, getrusage
 import numpy as np
 import pyarrow.parquet as pq
 from selection import SHARD_SAMPLES, write
-from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.describe_shard import describe_shard
-from sm_train.entrypoints.removal.removal_list import RemovalList
-from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
-from sm_train.toolkit.removal.find_samples import find_samples
-from sm_train.toolkit.removal.rewrite_shards import Rewrite, rewrite_shards
+from sm_train.entrypoints.data_prep.packing.describe_shard import describe_shard
+from sm_train.entrypoints.shards.removal_list import RemovalList
+from sm_train.entrypoints.shards.shard_index import ShardIndex, write_index
+from sm_train.entrypoints.storage.store import S3Access
+from sm_train.toolkit.data_prep.packing.shard_set import ShardSet, find_shard_set
+from sm_train.toolkit.data_prep.removal.find_samples import find_samples
+from sm_train.toolkit.data_prep.removal.rewrite_shards import Rewrite, rewrite_shards
 
 FINAL_SAMPLES = 100_000_000
 REMOVED_SHARDS = 50

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
-from sm_train.entrypoints.data.indexed_shards import IndexedShapes, read_indexed_shards
-from sm_train.entrypoints.data.partition import DataTopology
-from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
-from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
+from sm_train.entrypoints.data_loading.indexed_shards import IndexedShapes, read_indexed_shards
+from sm_train.entrypoints.data_loading.partition import DataTopology
+from sm_train.entrypoints.data_loading.sample_ranges import aspect_shapes
+from sm_train.entrypoints.data_loading.sampler import DataPosition, Sampler, SamplerState
+from sm_train.entrypoints.shards.shard_format import Shard
+from sm_train.entrypoints.shards.shard_index import ShardIndex, write_index
 
 SHARD_SAMPLES, NUM_NODES, LOCAL_WORLD_SIZE = 4000, 4, 8
 BATCH_SIZE, SHUFFLE_BLOCK_SIZE, RANGE_SIZE = 8, 2048, 256

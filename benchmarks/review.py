@@ -23,14 +23,14 @@ from pathlib import Path
 
 import boto3
 from cloudwatch_metrics import memory, serve
-from sm_train.entrypoints.common.events import format_event
+from sm_train.entrypoints.job_interface.events import format_event
+from sm_train.toolkit.analysis.review.build import review_job
+from sm_train.toolkit.analysis.review.collect import FactsCollector
+from sm_train.toolkit.analysis.review.review_model import Review
+from sm_train.toolkit.analysis.review.review_page import write_page
+from sm_train.toolkit.analysis.review.sources import local_sources
 from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.review.build import review_job
-from sm_train.toolkit.review.collect import FactsCollector
-from sm_train.toolkit.review.review_model import Review
-from sm_train.toolkit.review.review_page import write_page
-from sm_train.toolkit.review.sources import local_sources
+from sm_train.toolkit.planning.price_table import price_table
 
 NODES, GPUS, STEP_SECONDS = 16, 8, 3.4
 BEGIN = 1795260000.0

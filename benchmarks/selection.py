@@ -24,9 +24,9 @@ from resource import RUSAGE_SELF, getrusage
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sm_train.entrypoints.data.selection import select_samples
-from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
+from sm_train.entrypoints.shards.selection import select_samples
+from sm_train.entrypoints.shards.shard_format import Shard
+from sm_train.entrypoints.shards.shard_index import IndexWriter, ShardIndex
 
 SHARD_SAMPLES, FINAL_SAMPLES = 20_000, 100_000_000
 LICENSES = np.array(["CC0", "CC-BY", "agency", "contributor agreement"])

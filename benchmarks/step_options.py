@@ -6,7 +6,7 @@ python benchmarks/step_options.py
 from __future__ import annotations
 
 from sm_train.cost.network import GpuNetwork, step_collectives
-from sm_train.entrypoints.common.job_config import Modulation
+from sm_train.entrypoints.job_interface.job_config import Modulation
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
 
 PRESETS = (

@@ -36,25 +36,25 @@ import webdataset
 from botocore.config import Config
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.common.index_location import streamed_shard
-from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import IndexWriter
-from sm_train.entrypoints.images.decoder_pool import DecoderPool
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
-from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
-from sm_train.entrypoints.streaming.arrivals import Arrival
-from sm_train.entrypoints.streaming.lambda_handler import TARGET_BYTES
-from sm_train.entrypoints.streaming.sealing import Sealer
-from sm_train.entrypoints.streaming.staging import Stager
-from sm_train.entrypoints.streaming.stream_index import StreamIndexer
-from sm_train.entrypoints.streaming.stream_state import (
+from sm_train.entrypoints.data_prep.packing.shard_builder import encode_record, open_index
+from sm_train.entrypoints.data_prep.streaming.arrivals import Arrival
+from sm_train.entrypoints.data_prep.streaming.lambda_handler import TARGET_BYTES
+from sm_train.entrypoints.data_prep.streaming.sealing import Sealer
+from sm_train.entrypoints.data_prep.streaming.staging import Stager
+from sm_train.entrypoints.data_prep.streaming.stream_index import StreamIndexer
+from sm_train.entrypoints.data_prep.streaming.stream_state import (
     DONE,
     S3_REQUESTS,
     numbered,
     record_name,
 )
-from sm_train.toolkit.streaming.streaming_price import MEMORY_GB, streaming_usd
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
+from sm_train.entrypoints.job_interface.index_location import streamed_shard
+from sm_train.entrypoints.shards.shard_format import Shard
+from sm_train.entrypoints.shards.shard_index import IndexWriter
+from sm_train.entrypoints.storage.storage import S3Prefix, write_file
+from sm_train.entrypoints.storage.store import S3Access
+from sm_train.toolkit.data_prep.streaming.streaming_price import MEMORY_GB, streaming_usd
 
 SIDE = 1024
 """Pixels of the images, each of about 0.45 MB."""

@@ -13,8 +13,11 @@ import webdataset
 from accelerate import Accelerator
 from data_config import DATA_CONFIG
 from PIL import Image
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import (
     AlertsConfig,
     CheckpointConfig,
     DoctorConfig,
@@ -28,9 +31,6 @@ from sm_train.entrypoints.common.job_config import (
     StageConfig,
     TrainingConfig,
 )
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.training.trainer import Trainer

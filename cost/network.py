@@ -17,7 +17,7 @@ are (``ModelPlan.communication_units``); for other models the number is an estim
 A collective of n ranks takes ⌈log₂ n⌉ latencies and bytes × bus factor ÷ bus bandwidth
 (nccl-tests, doc/PERFORMANCE.md). The estimate takes the seconds of a call from an instance type's
 nominal figures (:class:`GpuNetwork`), the doctor from what it measures in the job
-(``entrypoints/doctor/measured_network.py``).
+(``entrypoints/probes/measured_network.py``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from sm_train.entrypoints.common.bucket_settings import KEYS_VARIABLE, OWNERS_VARIABLE
-from sm_train.entrypoints.object_store import store
+from sm_train.entrypoints.storage import store
+from sm_train.entrypoints.storage.bucket_settings import KEYS_VARIABLE, OWNERS_VARIABLE
 
 from tests.support.capabilities import skip_or_fail
 from tests.support.deadline import DEADLINE

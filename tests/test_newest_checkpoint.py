@@ -9,8 +9,11 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.checkpointing.checkpoint_files import latest_complete
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.checkpoints.checkpoint_files import latest_complete
+from sm_train.entrypoints.clusters.checkpoint_restore import newest_stored_step, restore
+from sm_train.entrypoints.clusters.prefix_copy import PrefixFiles
+from sm_train.entrypoints.clusters.watcher import _newest_checkpoint
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
@@ -18,14 +21,11 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
     step_folder_name,
 )
-from sm_train.entrypoints.job_records.watcher import _newest_checkpoint
-from sm_train.entrypoints.node_start.checkpoint_restore import newest_stored_step, restore
-from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
-from sm_train.entrypoints.object_store.store import store_of
 from sm_train.entrypoints.script.saved_states import complete_states
-from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.storage.storage import LocalFolder
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.toolkit.checks.checkpoints import latest_checkpoint
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints, stored_checkpoints
+from sm_train.toolkit.records.checkpoints import local_checkpoints, stored_checkpoints
 
 from tests.conftest import Aws
 from tests.support.moto_server import aws_session

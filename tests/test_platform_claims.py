@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from sm_train.toolkit.doctor.canary_report import FactCode
+from sm_train.toolkit.probes.doctor.canary_report import FactCode
 
 ROOT = Path(__file__).parents[1]
 NONE = "—"

@@ -12,12 +12,12 @@ REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 DEFAULTS = {"DEFAULT_REGION", "REFERENCE_REGION"}
 
 REASONS = {
-    "entrypoints/object_store/store.py": "S3 reports us-east-1 as no location",
+    "entrypoints/storage/store.py": "S3 reports us-east-1 as no location",
     "toolkit/aws/s3.py": "S3 of any region names the region of a bucket",
     "toolkit/aws/session.py": "prices are shown without an account; the screen names their region",
-    "toolkit/platforms/node_records/find_cluster_run.py": "S3 of any region names a bucket's",
+    "toolkit/clusters/node_records/find_cluster_run.py": "S3 of any region names a bucket's",
     "toolkit/init/wizard.py": "a proposal that the user confirms",
-    "toolkit/review/build.py": "the price of a log without a job; the screen names its region",
+    "toolkit/analysis/review/build.py": "the price of a log without a job; its region is shown",
 }
 """Files with a fallback, and why it decides nothing in AWS."""
 

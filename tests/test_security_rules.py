@@ -121,7 +121,7 @@ def pip_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_node_installs_packages_with_hashes(tmp_path: Path, pip_arguments: Path) -> None:
-    from sm_train.entrypoints.packages.pip_install import install_job_packages
+    from sm_train.entrypoints.base.pip_install import install_job_packages
 
     (tmp_path / "requirements.txt").touch()
     install_job_packages(tmp_path)
@@ -156,7 +156,7 @@ def test_every_command_that_installs_packages_requires_hashes() -> None:
 
 def test_the_page_of_a_comparison_runs_its_own_script_only() -> None:
     from PIL import Image
-    from sm_train.toolkit.sampling.comparison_page import comparison_page
+    from sm_train.toolkit.models.sampling.comparison_page import comparison_page
 
     image = Image.new("RGB", (8, 8))
     page = comparison_page(("a", "b"), ["</script><script>x"], ([image], [image]), 0)

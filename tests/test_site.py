@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from click import Context
-from sm_train.entrypoints.common.events import FIELDS
+from sm_train.entrypoints.job_interface.events import FIELDS
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.analysis.diagnose.signatures import signatures
 from sm_train.toolkit.cli import COMMANDS, cli
-from sm_train.toolkit.diagnose.signatures import signatures
 
 from tests.support.deadline import DEADLINE
 

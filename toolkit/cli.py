@@ -7,24 +7,28 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from importlib import import_module
 from typing import Any, TextIO
 
 import click
-from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.signals import interruption, was_interrupted, was_terminated
-from sm_train.toolkit.commands._command import global_options, json_option
-from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.settings import default_profile
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.base.signals import interruption, was_interrupted, was_terminated
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.base.settings import default_profile
+from sm_train.toolkit.base.wings import wing_module
+from sm_train.toolkit.command_base.command import global_options, json_option
+from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS, WINGS
+from sm_train.toolkit.terminal.formatting import printable
 from sm_train.toolkit.terminal.interrupts import handle_interrupts
-from sm_train.toolkit.terminal.printable import printable
 
 _WRONG_PATHS = {
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY),
     *(errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EXDEV),
 }
 """Errors of a path that was given; any other error of the system is the disk's or the network's."""
+
+
+ENTRY_POINTS = "sm_train.commands"
+"""The group of entry points by which other packages add commands."""
 
 
 class _OutputClosedError(Exception):
@@ -52,8 +56,9 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
-        module = import_module(f"sm_train.toolkit.commands.{cmd_name.replace('-', '_')}")
+            return _command_of_another_package(cmd_name)
+        wing = next((f"{wing}." for wing, names in WINGS.items() if cmd_name in names), "")
+        module = wing_module(f"sm_train.toolkit.{wing}commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
@@ -70,6 +75,33 @@ class _LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             raise click.UsageError(f"{error.message}{_hint(args[0])}", error.ctx) from None
+
+
+def _command_of_another_package(name: str) -> click.Command | None:
+    """Return the command that an installed package adds (entry points of ``sm_train.commands``).
+
+    They are looked up for names that the table lacks, so that none replaces a command of ours.
+
+    Raises:
+        UserError: two packages add it, or it is no command.
+    """
+    from importlib.metadata import entry_points
+
+    found = list(entry_points(group=ENTRY_POINTS, name=name))
+    if not found:
+        return None
+    packages = sorted(point.dist.name if point.dist else "?" for point in found)
+    if len(packages) > 1:
+        raise UserError(f"{name}: {' and '.join(packages)} both add this command; remove one")
+    try:
+        command = found[0].load()
+    except Exception as error:  # whatever the package does when it is imported
+        raise UserError(
+            f"{name}: the command of {packages[0]} cannot be loaded: {error}"
+        ) from error
+    if not isinstance(command, click.Command):
+        raise UserError(f"{name}: {found[0].value} of {packages[0]} is no command of click")
+    return command
 
 
 def _hint(name: str) -> str:
@@ -186,7 +218,7 @@ def _fail_error(error: Exception, *, is_verbose: bool) -> int:
         case OSError():
             return _fail_os(error)
         case ModuleNotFoundError() if not is_verbose:
-            from sm_train.toolkit.extras import missing_extra
+            from sm_train.toolkit.base.extras import missing_extra
 
             if (missing := missing_extra(error)) is not None:
                 return _fail(str(missing), missing.exit_code)

@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from sm_train.toolkit.review.review_model import Review
-from sm_train.toolkit.review.review_page import page
-from sm_train.toolkit.watch.screen import screen
+from sm_train.toolkit.analysis.review.review_model import Review
+from sm_train.toolkit.analysis.review.review_page import page
+from sm_train.toolkit.runs.watch.screen import screen
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from tests.support.sample_reviews import healthy, stalled
-from tests.toolkit.watch.test_screen import NOW, cluster, model
+from tests.toolkit.runs.watch.screen_support import NOW, cluster, model
 
 COLUMNS = 100
 

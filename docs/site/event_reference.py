@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sm_train.entrypoints
-from sm_train.entrypoints.common import events
+from sm_train.entrypoints.job_interface import events
 from tables import code, row, table
 
 HEAD = """\

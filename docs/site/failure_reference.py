@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm_train.toolkit.diagnose import signatures as signature_table
-from sm_train.toolkit.diagnose.signatures import Signature, signatures
+from sm_train.toolkit.analysis.diagnose import signatures as signature_table
+from sm_train.toolkit.analysis.diagnose.signatures import Signature, signatures
 from tables import code
 
 HEAD = """\

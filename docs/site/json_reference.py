@@ -13,16 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sm_train.toolkit.analysis.diagnose.diagnosis_view import DiagnosisDocument
+from sm_train.toolkit.analysis.review.review_model import Review
 from sm_train.toolkit.checks.check_report import CheckDocument
-from sm_train.toolkit.diagnose.diagnosis_view import DiagnosisDocument
-from sm_train.toolkit.doctor.canary_report import CanaryDocument
-from sm_train.toolkit.packing.on_sagemaker import ProcessingPackDocument
-from sm_train.toolkit.packing.pack_report import IndexDocument, PackDocument
-from sm_train.toolkit.review.review_model import Review
+from sm_train.toolkit.data_prep.packing.on_sagemaker import ProcessingPackDocument
+from sm_train.toolkit.data_prep.packing.pack_report import IndexDocument, PackDocument
+from sm_train.toolkit.probes.doctor.canary_report import CanaryDocument
 from sm_train.toolkit.runs.listing import ListedRun
 from sm_train.toolkit.runs.run_status import Status
+from sm_train.toolkit.runs.watch.output import WatchStatus
 from sm_train.toolkit.terminal.json_record import record_keys
-from sm_train.toolkit.watch.output import WatchStatus
 from tables import code, row, table
 
 DOCUMENTS: dict[str, Any] = {

@@ -24,23 +24,22 @@ if __name__ != "sm_train":  # a second copy would have a second of each lazily l
     raise ImportError(f"import sm_train instead of {__name__}: this folder is the package itself")
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.common.error import Error
-    from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentBatch
+    from sm_train.entrypoints.base.error import Error
+    from sm_train.entrypoints.data_prep.enrichment.enrichment_batch import EnrichmentBatch
     from sm_train.entrypoints.script.checkpointer import Checkpointer
     from sm_train.entrypoints.script.current_job import CurrentJob, Heartbeat, current_job
     from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
     from sm_train.entrypoints.script.shard_dataset import ShardDataset
+    from sm_train.toolkit.analysis.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.analysis.metrics import Metrics
+    from sm_train.toolkit.analysis.review.review_model import Review
     from sm_train.toolkit.api.checks import Checks
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
-    from sm_train.toolkit.api.metrics import Metrics
     from sm_train.toolkit.api.model_export import export
-    from sm_train.toolkit.api.packing import pack
     from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.api.sampling import Samples, compare, sample
-    from sm_train.toolkit.costing.cost_result import Cost
-    from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-    from sm_train.toolkit.errors import (
+    from sm_train.toolkit.base.errors import (
         AccessError,
         CapacityError,
         JobFailedError,
@@ -50,8 +49,9 @@ if TYPE_CHECKING:
         StalledError,
         UsageError,
     )
-    from sm_train.toolkit.packing.pack import PackResult
-    from sm_train.toolkit.review.review_model import Review
+    from sm_train.toolkit.data_prep.pack_function import pack
+    from sm_train.toolkit.data_prep.packing.pack import PackResult
+    from sm_train.toolkit.planning.cost_result import Cost
     from sm_train.toolkit.runs.run_status import Status
 
     __version__: str
@@ -96,18 +96,21 @@ _TOOLKIT = "sm_train.toolkit"
 _SOURCES = {
     "Checkpointer": (f"{_SCRIPT}.checkpointer", "Checkpointer"),
     "Checks": (f"{_TOOLKIT}.api.checks", "Checks"),
-    "Cost": (f"{_TOOLKIT}.costing.cost_result", "Cost"),
+    "Cost": (f"{_TOOLKIT}.planning.cost_result", "Cost"),
     "CurrentJob": (f"{_SCRIPT}.current_job", "CurrentJob"),
-    "Diagnosis": (f"{_TOOLKIT}.diagnose.diagnosis", "Diagnosis"),
-    "Error": ("sm_train.entrypoints.common.error", "Error"),
+    "Diagnosis": (f"{_TOOLKIT}.analysis.diagnose.diagnosis", "Diagnosis"),
+    "Error": ("sm_train.entrypoints.base.error", "Error"),
     "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
     "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
-    "EnrichmentBatch": ("sm_train.entrypoints.enrichment.enrichment_batch", "EnrichmentBatch"),
+    "EnrichmentBatch": (
+        "sm_train.entrypoints.data_prep.enrichment.enrichment_batch",
+        "EnrichmentBatch",
+    ),
     "Job": (f"{_TOOLKIT}.api.job", "Job"),
     "LocalRun": (f"{_TOOLKIT}.api.local_run", "LocalRun"),
-    "Metrics": (f"{_TOOLKIT}.api.metrics", "Metrics"),
-    "PackResult": (f"{_TOOLKIT}.packing.pack", "PackResult"),
-    "Review": (f"{_TOOLKIT}.review.review_model", "Review"),
+    "Metrics": (f"{_TOOLKIT}.analysis.metrics", "Metrics"),
+    "PackResult": (f"{_TOOLKIT}.data_prep.packing.pack", "PackResult"),
+    "Review": (f"{_TOOLKIT}.analysis.review.review_model", "Review"),
     "Run": (f"{_TOOLKIT}.api.run", "Run"),
     "Samples": (f"{_TOOLKIT}.api.sampling", "Samples"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),
@@ -115,10 +118,10 @@ _SOURCES = {
     "compare": (f"{_TOOLKIT}.api.sampling", "compare"),
     "current_job": (f"{_SCRIPT}.current_job", "current_job"),
     "export": (f"{_TOOLKIT}.api.model_export", "export"),
-    "pack": (f"{_TOOLKIT}.api.packing", "pack"),
+    "pack": (f"{_TOOLKIT}.data_prep.pack_function", "pack"),
     "sample": (f"{_TOOLKIT}.api.sampling", "sample"),
     **{
-        name: (f"{_TOOLKIT}.errors", name)
+        name: (f"{_TOOLKIT}.base.errors", name)
         for name in (
             "AccessError",
             "CapacityError",
@@ -160,7 +163,7 @@ def _version() -> str:
 
 
 def _laptop_only(name: str) -> Exception:
-    from sm_train.entrypoints.common.error import Error
+    from sm_train.entrypoints.base.error import Error
 
     return Error(
         f"sm_train.{name} works on a laptop, not in a job: a job has ShardDataset, Checkpointer, "

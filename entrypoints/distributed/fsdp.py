@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.job_interface.job_config import JobConfigError
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sm_train.entrypoints.common.digests import machine_key, seal, unseal
-from sm_train.entrypoints.common.error import Error
+from sm_train.entrypoints.base.digests import machine_key, seal, unseal
+from sm_train.entrypoints.base.error import Error
 
 CHUNK_BYTES = 4 * 2**20
 """TCPStore's libuv server closes a connection that sends more than 8 MiB in a value

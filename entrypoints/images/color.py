@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.images.conversions import (
     Conversion,
     Pixels,
@@ -20,6 +19,7 @@ from sm_train.entrypoints.images.conversions import (
 )
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.images.stored_color import StoredColor, check_hdr
+from sm_train.entrypoints.job_interface.job_config import ColorPolicy
 
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _MAX_SAMPLE_VALUE = 258, 259, 262, 281
 _PLANES, _SAMPLE_FORMAT = 284, 339

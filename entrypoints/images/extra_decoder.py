@@ -11,7 +11,6 @@ import io
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import ExtraConfig
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_decoder import (
     DecodeSpec,
@@ -26,6 +25,7 @@ from sm_train.entrypoints.images.image_header import (
     open_image,
     read_header,
 )
+from sm_train.entrypoints.job_interface.job_config import ExtraConfig
 from torch import Tensor
 from torch.nn.functional import interpolate
 

@@ -23,8 +23,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, ColorPolicy, Crop, DecodeMode
-from sm_train.entrypoints.common.rng import random_below
+from sm_train.entrypoints.base.rng import random_below
 from sm_train.entrypoints.images.color import find_conversion, stored_pixels
 from sm_train.entrypoints.images.conversions import Conversion
 from sm_train.entrypoints.images.decoder_pool import Decoders
@@ -36,6 +35,12 @@ from sm_train.entrypoints.images.image_header import (
     read_header,
 )
 from sm_train.entrypoints.images.stored_color import StoredColor, read_stored_color
+from sm_train.entrypoints.job_interface.job_config import (
+    DEFAULT_COLOR,
+    ColorPolicy,
+    Crop,
+    DecodeMode,
+)
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sm_train.entrypoints.common.index_location import holds_streamed
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
-from sm_train.entrypoints.data.selection import Selection, select_samples
-from sm_train.entrypoints.data.shard_index import (
+from sm_train.entrypoints.job_interface.index_location import holds_streamed
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts, recorded_color
+from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
+from sm_train.entrypoints.sample_metadata.dates import is_date, moment
+from sm_train.entrypoints.shards.removal_list import RemovalList
+from sm_train.entrypoints.shards.selection import Selection, select_samples
+from sm_train.entrypoints.shards.shard_index import (
     IndexHeader,
     ShardIndex,
     count_rejected,
     count_values,
 )
-from sm_train.entrypoints.removal.removal_list import RemovalList
-from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts, recorded_color
-from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
-from sm_train.entrypoints.sample_metadata.dates import is_date, moment
 
 MOST_VALUES = 20
 """Values of a column that are counted one by one; the others are counted together."""

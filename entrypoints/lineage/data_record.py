@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.common.stored_fields import (
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.base.rng import Ints
+from sm_train.entrypoints.base.stored_fields import (
     amount,
     list_of,
     mapping_of,

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.node_description import current_platform
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import ListedShards, ShardCatalog
-from sm_train.entrypoints.data.webdataset_reader import ShardStream
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.loader import Loader
+from sm_train.entrypoints.data_loading.shard_catalog import ListedShards, ShardCatalog
+from sm_train.entrypoints.data_loading.webdataset_reader import ShardStream
 from sm_train.entrypoints.distributed.object_exchange import gather
+from sm_train.entrypoints.job_interface.job_config import JobConfig
+from sm_train.entrypoints.job_interface.node_description import current_platform
 from sm_train.entrypoints.lineage.data_record import (
     Anchor,
     ChannelRecord,

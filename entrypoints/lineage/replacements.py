@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.base.rng import Ints
 from sm_train.entrypoints.lineage.data_record import RecordError
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.data.batches import Batch
+    from sm_train.entrypoints.data_loading.batches import Batch
 
 SUFFIX = "-replaced.jsonl"
 """Ends the name of the file; a record's name without ``.json`` begins it."""

@@ -12,24 +12,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     JobConfigError,
     ModelConfig,
     PredictionType,
     TrainingConfig,
 )
-from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER
-from sm_train.entrypoints.common.sample_rng import SampleRng
-from sm_train.entrypoints.models.component_check import component_problems, pretrained_scheduler
+from sm_train.entrypoints.job_interface.lora_layers import TRAINS_TEXT_ENCODER
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
     frozen_identities,
     numbered_component,
+    read_manifest,
+    require_digests,
     weight_files,
 )
-from sm_train.entrypoints.models.components import downsampling, encodes_in_fp32, read_preset
-from sm_train.entrypoints.models.model_manifest import read_manifest, require_digests
+from sm_train.entrypoints.models.components import (
+    component_problems,
+    downsampling,
+    encodes_in_fp32,
+    pretrained_scheduler,
+    read_preset,
+)
 from sm_train.entrypoints.models.objectives import Objective, build_objective
 from sm_train.entrypoints.models.pipeline import (
     T5_TOKENS,
@@ -40,6 +45,7 @@ from sm_train.entrypoints.models.pipeline import (
     tokenize,
 )
 from sm_train.entrypoints.models.trained_network import Network, network_folder
+from sm_train.entrypoints.sample_metadata.sample_rng import SampleRng
 from torch import Tensor, nn
 
 TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")

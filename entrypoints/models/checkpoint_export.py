@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import (
+from sm_train.entrypoints.checkpoints.checkpoint_files import (
     EMA,
     MODEL,
     CheckpointError,
     parse_marker,
     shard_files,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardedTensorError, TensorReader
 from sm_train.entrypoints.models.image_sampling import ModelSource, latest_grid
 from sm_train.entrypoints.models.model_card import TrainingRecord
 from sm_train.entrypoints.models.model_folder import model_files, require_loadable

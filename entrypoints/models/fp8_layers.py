@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.distributed.fsdp import blocks, modulation_layers
+from sm_train.entrypoints.job_interface.job_config import JobConfigError
 from torch import nn
 
 FP8_MULTIPLE = 16

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import (
+from sm_train.entrypoints.base.rng import hash64
+from sm_train.entrypoints.checkpoints.checkpoint_files import (
     EMA,
     MODEL,
     CheckpointError,
@@ -16,9 +24,8 @@ from sm_train.entrypoints.checkpointing.checkpoint_files import (
     read_marker,
     shard_files,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
-from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardedTensorError, load_full
+from sm_train.entrypoints.job_interface.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.models.lora import adapter_file, read_adapter
 from sm_train.entrypoints.models.model_folder import require_loadable
 from sm_train.entrypoints.models.model_folders import (

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.common.installed_form import install_command
-from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
-from sm_train.entrypoints.common.lora_layers import (
+from sm_train.entrypoints.base.pip_install import install_command
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, LoraConfig
+from sm_train.entrypoints.job_interface.lora_layers import (
     LORA_FILE,
     PEFT_CONFIG,
     PEFT_FILE,

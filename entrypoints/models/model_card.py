@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
+from sm_train.entrypoints.job_interface.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
 from sm_train.entrypoints.models.component_files import describe_identity
 
 CARD_FILE = "README.md"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import TEXT_ENCODERS
 from sm_train.entrypoints.models.component_files import (

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.safetensors_header import torch_type
-from sm_train.entrypoints.common.atomic_write import (
+from sm_train.entrypoints.base.atomic_write import (
     NOT_UPLOADED_SUFFIX,
     durable_replace,
     write_atomic,
 )
-from sm_train.entrypoints.common.job_config import LoraConfig
+from sm_train.entrypoints.checkpoints.safetensors_header import torch_type
+from sm_train.entrypoints.job_interface.job_config import LoraConfig
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import (
     ModelComponents,
@@ -72,7 +72,7 @@ from sm_train.entrypoints.models.weight_files import (
     write_network,
     write_tensors,
 )
-from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
+from sm_train.entrypoints.records.upload_notes import UPLOAD_NOTES
 from torch import Tensor, nn
 
 _MANIFEST = "components.json"

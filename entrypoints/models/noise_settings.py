@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import ModelConfig
+from sm_train.entrypoints.job_interface.job_config import ModelConfig
 
 SCHEDULER_CONFIG = "scheduler/scheduler_config.json"
 

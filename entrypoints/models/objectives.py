@@ -14,7 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, PredictionType
+from sm_train.entrypoints.job_interface.job_config import (
+    JobConfigError,
+    ModelConfig,
+    PredictionType,
+)
 from sm_train.entrypoints.models.device_copy import copy_to_device
 from sm_train.entrypoints.models.noise_settings import (
     ContradictionError,

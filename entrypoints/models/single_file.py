@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
 from sm_train.entrypoints.models.weight_files import (
     TensorSpec,
     read_layout,

@@ -15,21 +15,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
-from sm_train.entrypoints.checkpointing.sharded_tensors import slices
-from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
-from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.base.rng import hash64
+from sm_train.entrypoints.checkpoints.sharded_tensors import slices
 from sm_train.entrypoints.distributed.local_shard import local_shard
-from sm_train.entrypoints.models.component_check import (
-    TRANSFORMER,
-    UNET,
-    learned_sigma,
-    network_class,
-)
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
     weight_files,
 )
+from sm_train.entrypoints.models.components import TRANSFORMER, UNET, learned_sigma, network_class
 from sm_train.entrypoints.models.lora import (
     add_adapter,
     base_digest,

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from sm_train.entrypoints.checkpointing.safetensors_header import header_bytes, torch_type
-from sm_train.entrypoints.common.atomic_write import (
+from sm_train.entrypoints.base.atomic_write import (
     NOT_UPLOADED_SUFFIX,
     durable_replace,
     write_atomic,
 )
+from sm_train.entrypoints.checkpoints.safetensors_header import header_bytes, torch_type
 from sm_train.entrypoints.models.component_files import ComponentFileError, read_file_header
 from torch import Tensor
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.node_description import node_description
+from sm_train.entrypoints.job_interface.job_config import JobConfig
+from sm_train.entrypoints.job_interface.node_description import node_description
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.first_failure import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.stragglers import Straggler
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
-from sm_train.entrypoints.uploads.notes import read_uploads
+from sm_train.entrypoints.records.upload_notes import read_uploads
 
 _DISK_TIMEOUT = 5.0
 

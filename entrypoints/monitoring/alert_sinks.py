@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tenacity
-from sm_train.entrypoints.common.job_config import AlertsConfig
+from sm_train.entrypoints.job_interface.job_config import AlertsConfig
 from sm_train.entrypoints.monitoring.alerts import Alert, AlertRateLimiter
 from sm_train.entrypoints.monitoring.secret_values import (
     SecretError,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.job_interface.events import EventLog
 from sm_train.entrypoints.monitoring import node_metrics
 from sm_train.entrypoints.monitoring.heartbeat import (
     EMPTY_HISTOGRAM,

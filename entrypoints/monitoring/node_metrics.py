@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sm_train.entrypoints.common import procfs
+from sm_train.entrypoints.monitoring import procfs
 
 Counters = dict[str, int]
 

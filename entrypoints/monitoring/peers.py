@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sm_train.entrypoints.common.digests import seal, unseal
+from sm_train.entrypoints.base.digests import seal, unseal
 from sm_train.entrypoints.monitoring.first_failure import KINDS, Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus

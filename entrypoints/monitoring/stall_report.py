@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common import procfs
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.job_interface.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.monitoring import procfs
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatSample, stacks_file
 from sm_train.entrypoints.monitoring.stack_dump import stacks, waits_in_collective
 

@@ -102,7 +102,7 @@ class _WatchdogProcess:
         bundle = str(Path(__file__).resolve().parents[3])
         paths = [bundle, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        self._command = [sys.executable, "-m", "sm_train.entrypoints.watchdog.watchdog"]
+        self._command = [sys.executable, "-m", "sm_train.entrypoints.monitoring.watchdog.watchdog"]
         self._command += ["--document", str(document), "--stage", stage]
         self._command += ["--heartbeats", str(folder)]
         self._finished = False

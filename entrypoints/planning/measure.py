@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.job_config import LoraConfig
-from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
+from sm_train.entrypoints.base.atomic_write import write_atomic
 from sm_train.entrypoints.distributed.fsdp import TEXT_BLOCKS, blocks, modulation_layers
+from sm_train.entrypoints.job_interface.job_config import LoraConfig
+from sm_train.entrypoints.job_interface.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
 from sm_train.entrypoints.models.components import (
     downsampling,

@@ -26,7 +26,7 @@ from sm_train.cost.speed_model import (
     Fp8Work,
     TextEncoderPlacement,
 )
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     FSDP2_PYTORCH,
     JobConfig,
     LoraConfig,
@@ -36,8 +36,12 @@ from sm_train.entrypoints.common.job_config import (
     choose_modulation,
     major_minor,
 )
-from sm_train.entrypoints.common.lora_layers import DEFAULT_TARGETS, adapter_shapes, targets_of
-from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
+from sm_train.entrypoints.job_interface.lora_layers import (
+    DEFAULT_TARGETS,
+    adapter_shapes,
+    targets_of,
+)
+from sm_train.entrypoints.job_interface.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
 
 _FP32, _BF16 = 4, 2

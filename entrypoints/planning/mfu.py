@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.planning.memory import UnplannedModelError, plan_model
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import CaptionSource
+from sm_train.entrypoints.job_interface.job_config import CaptionSource
 
 
 def choose_caption(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy
+from sm_train.entrypoints.job_interface.job_config import UNRECORDED_COLOR, ColorPolicy
 
 UNCONVERTED = "color-unconverted"
 """Name of images whose colors only a signal states that no reader converts."""

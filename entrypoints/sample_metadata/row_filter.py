@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.installed_form import install_command
+from sm_train.entrypoints.base.pip_install import install_command
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType
 from sm_train.entrypoints.sample_metadata.text_columns import TextColumn, is_missing
 

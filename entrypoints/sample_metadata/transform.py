@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from sm_train.entrypoints.common.user_function import load_user_function
+from sm_train.entrypoints.job_interface.user_function import load_user_function
 
 KEY = "data.transform"
 

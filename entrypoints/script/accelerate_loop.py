@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.script.step_events import LoopFacts
 
 REPLACED_AFTER = 100

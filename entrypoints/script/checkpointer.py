@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest, remove_later
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_into
-from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.background import BackgroundWork
-from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.node_description import uploads_checkpoints
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.checkpoints.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.checkpoints.background import BackgroundWork
+from sm_train.entrypoints.checkpoints.resume_point import Nodes, find_latest, remove_later
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardedTensorError, load_into
+from sm_train.entrypoints.checkpoints.stored_steps import StoredSteps
 from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.job_interface.node_description import uploads_checkpoints
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.script.current_job import current_job, script_process
 from sm_train.entrypoints.script.object_state import (

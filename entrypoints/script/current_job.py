@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import StageConfig
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import StageConfig
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.script.loop_log import StepValues
 from sm_train.entrypoints.script.observer import ScriptObserver
@@ -19,8 +19,8 @@ from sm_train.entrypoints.script.step_events import LoopFacts
 
 if TYPE_CHECKING:
     import torch
-    from sm_train.entrypoints.common.job_config import JobConfig
-    from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+    from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig
+    from sm_train.entrypoints.job_interface.job_config import JobConfig
 
 _PHASES = {
     "data": Phase.DATA,

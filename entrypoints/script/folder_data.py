@@ -7,8 +7,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.job_interface.job_config import (
     DEFAULT_COLOR,
     CaptionSource,
     DataConfig,

@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from sm_train.entrypoints.common.signals import StopSignal
+from sm_train.entrypoints.base.signals import StopSignal
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 
 

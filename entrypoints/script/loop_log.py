@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.script.step_events import LoopFacts, StepEvents, StepWindow
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.safetensors_header import has_type
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec
-from sm_train.entrypoints.common.error import Error
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.checkpoints.safetensors_header import has_type
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardSpec
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, local_shard
 from torch import Tensor, nn
 

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.script.accelerate_loop import CountedOptimizer, loop_facts
 from sm_train.entrypoints.script.loop_heartbeat import LoopHeartbeat

@@ -17,10 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, CheckpointMarker
+from sm_train.entrypoints.base.atomic_write import write_atomic
 from sm_train.entrypoints.distributed.messages import KeyValueStore, Messages, job_key
 from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
+from sm_train.entrypoints.job_interface.checkpoint_layout import CheckpointFile, CheckpointMarker
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
 from sm_train.entrypoints.script import saved_states
 from sm_train.entrypoints.script.stop_agreement import NO_STOP, TICK_SECONDS, StopAgreement

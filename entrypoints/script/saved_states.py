@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.base.digests import file_digest
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
     MarkerError,
     complete_marker,
 )
-from sm_train.entrypoints.common.digests import file_digest
-from sm_train.entrypoints.common.node_description import current_platform
-from sm_train.entrypoints.uploads.notes import is_upload_note
+from sm_train.entrypoints.job_interface.node_description import current_platform
+from sm_train.entrypoints.records.upload_notes import is_upload_note
 
 UNFINISHED = "unfinished-saves"
 """The folder below the checkpoints with a mark for each folder that ``save_state`` writes to."""

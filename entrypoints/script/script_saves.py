@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.checkpoint_layout import CheckpointMarker
-from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.job_interface.checkpoint_layout import CheckpointMarker
+from sm_train.entrypoints.job_interface.events import EventLog
 from sm_train.entrypoints.script.accelerate_loop import loaded_folder, saved_folder
 from sm_train.entrypoints.script.ranks import Save, ScriptRanks
 from sm_train.entrypoints.script.saved_states import SavedState, name_for_step, saved_step

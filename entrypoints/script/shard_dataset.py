@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.index_location import index_path, removal_list
-from sm_train.entrypoints.common.job_config import DataConfig, ExtraKind
-from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank
-from sm_train.entrypoints.data.shard_channels import (
+from sm_train.entrypoints.base.error import Error
+from sm_train.entrypoints.data_loading.loader import Loader, open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank
+from sm_train.entrypoints.data_loading.shard_channels import (
     ShardChannel,
     as_of_checkpoint,
     job_channels,
     list_channels,
 )
 from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.job_interface.index_location import index_path, removal_list
+from sm_train.entrypoints.job_interface.job_config import DataConfig, ExtraKind
 from sm_train.entrypoints.lineage.record_log import open_record
 from sm_train.entrypoints.sample_metadata.color_counts import recorded_color
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process

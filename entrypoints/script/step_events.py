@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig
 from sm_train.entrypoints.distributed.backend import gpu_name
-from sm_train.entrypoints.monitoring.training_clock import TrainingClock
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
+from sm_train.entrypoints.monitoring.heartbeat import TrainingClock
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig, TrackerName
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig, TrackerName
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder, node_event_file
 
 FINISH_TIMEOUT = 30.0

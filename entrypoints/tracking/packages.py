@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import TrackerConfig, tracker_requirements
-from sm_train.entrypoints.packages.pip_install import PackageInstallError, pip_install
+from sm_train.entrypoints.base.pip_install import PackageInstallError, pip_install
+from sm_train.entrypoints.job_interface.job_config import TrackerConfig, tracker_requirements
 from sm_train.entrypoints.tracking.tracker import TrackerError
 
 _BUNDLE = Path(__file__).parents[3]

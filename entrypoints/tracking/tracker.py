@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.tracking.scalars import IMAGE_TAG, event_scalars
 
 LastSteps = dict[str, int]

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from sm_train.entrypoints.common.events import PREFIX, EventLog
-from sm_train.entrypoints.common.job_config import JobConfig, TrackerConfig, read_job_config
-from sm_train.entrypoints.common.parent_death import kill_group_after_parent
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.signals import kill_group_after_parent
+from sm_train.entrypoints.job_interface.events import PREFIX, EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig, TrackerConfig, read_job_config
 from sm_train.entrypoints.monitoring.secret_values import SecretError, read_key, redact
 from sm_train.entrypoints.tracking.mlflow_tracker import MlflowTracker
 from sm_train.entrypoints.tracking.packages import ensure_packages

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.job_config import TrackerConfig
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.job_interface.job_config import TrackerConfig
 from sm_train.entrypoints.tracking.scalars import IMAGE_TAG
 from sm_train.entrypoints.tracking.tracker import LastSteps, Warn
 

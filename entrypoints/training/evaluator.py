@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
-from sm_train.entrypoints.data.loader import open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.signals import StopSignal
+from sm_train.entrypoints.data_loading.batches import BadSampleTracker, Batch
+from sm_train.entrypoints.data_loading.loader import open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed.object_exchange import gather
+from sm_train.entrypoints.job_interface.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.image_sampling import SAMPLES

@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 from importlib.metadata import version
 
-from sm_train.entrypoints.common.job_config import JobConfig, major_minor
+from sm_train.entrypoints.job_interface.job_config import JobConfig, major_minor
 
 _ALLOCATOR = "expandable_segments:True"
 

@@ -6,8 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from sm_train.entrypoints.common.job_config import JobConfig, JobConfigError, LrScheduleConfig
-from sm_train.entrypoints.common.user_function import is_user_function, load_user_function
+from sm_train.entrypoints.job_interface.job_config import (
+    JobConfig,
+    JobConfigError,
+    LrScheduleConfig,
+)
+from sm_train.entrypoints.job_interface.user_function import is_user_function, load_user_function
 
 _DECAY_FRACTION = 0.1
 

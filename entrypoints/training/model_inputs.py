@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.sample_rng import Purpose
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data_loading.batches import Batch
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.device_copy import copy_to_device
 from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.pipeline import Text
 from sm_train.entrypoints.planning.memory import images_at_once
+from sm_train.entrypoints.sample_metadata.sample_rng import Purpose
 from torch import Tensor
 
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.safetensors_header import has_type
-from sm_train.entrypoints.checkpointing.sharded_tensors import (
+from sm_train.entrypoints.checkpoints.safetensors_header import has_type
+from sm_train.entrypoints.checkpoints.sharded_tensors import (
     ShardedTensorError,
     ShardSpec,
     StoredTensor,

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from sm_train.entrypoints.common.job_config import JobConfigError, OptimizerConfig
-from sm_train.entrypoints.common.optimizer_rules import (
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, OptimizerConfig
+from sm_train.entrypoints.job_interface.optimizer_rules import (
     NEEDS_WHOLE_WEIGHTS,
     is_hidden_matrix,
     problem,
 )
-from sm_train.entrypoints.common.user_function import load_user_function
+from sm_train.entrypoints.job_interface.user_function import load_user_function
 from torch import Tensor
 
 Optimizers = list[torch.optim.Optimizer]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from sm_train.cost.speed_model import ActivationCheckpointing, TextEncoderPlacement
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.distributed.fsdp import shard
+from sm_train.entrypoints.job_interface.job_config import (
     JobConfig,
     JobConfigError,
     Modulation,
     choose_compile,
 )
-from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
-from sm_train.entrypoints.models.component_check import UNET
+from sm_train.entrypoints.models.components import UNET
 from sm_train.entrypoints.models.fp8_layers import use_fp8
 from sm_train.entrypoints.planning.memory import plan_job
 from sm_train.entrypoints.training.compilation import compile_repeated

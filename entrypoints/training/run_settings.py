@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
-from sm_train.entrypoints.common.checkpoint_layout import SETTINGS_FILE
-from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
+from sm_train.entrypoints.job_interface.checkpoint_layout import SETTINGS_FILE
+from sm_train.entrypoints.job_interface.job_config import JobConfig, StageConfig
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import default_shift
 from sm_train.entrypoints.sample_metadata.color_counts import recorded_color

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import EMA, MODEL
-from sm_train.entrypoints.checkpointing.sharded_tensors import (
+from sm_train.entrypoints.checkpoints.checkpoint_files import EMA, MODEL
+from sm_train.entrypoints.checkpoints.sharded_tensors import (
     ShardSpec,
     StoredTensor,
     load_into,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.monitoring.training_clock import TrainingClock
+from sm_train.entrypoints.data_loading.loader import Loader
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
+from sm_train.entrypoints.monitoring.heartbeat import TrainingClock
 from sm_train.entrypoints.planning.mfu import mfu_meter
 from sm_train.entrypoints.training.compilation import CompilationClock
 from torch import Tensor

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
-from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.shards.shard_writer import ShardWriter, sample_parts
+from sm_train.entrypoints.storage.storage import LocalFolder
 
 _SHARDS = 4
 """Shards on each node: enough that a rank reads several."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
-from sm_train.entrypoints.common.background import BackgroundWork
-from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
-from sm_train.entrypoints.common.job_config import JobConfig, JobConfigError, StageConfig
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.checkpoints.background import BackgroundWork
+from sm_train.entrypoints.checkpoints.host_snapshot import HostSnapshot
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.distributed.fsdp import sharded_modules
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
+from sm_train.entrypoints.job_interface.checkpoint_layout import PROGRESS_FILE
+from sm_train.entrypoints.job_interface.job_config import JobConfig, JobConfigError, StageConfig
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.lr_schedule import LearningRate, build_schedule
 from sm_train.entrypoints.training.optimizer_state import UnsavableStateError

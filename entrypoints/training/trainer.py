@@ -11,20 +11,20 @@ from functools import partial
 import numpy as np
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
-from sm_train.entrypoints.checkpointing.resume_point import remove_later
-from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.rng import hash64
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
-from sm_train.entrypoints.data.webdataset_reader import ShardStream
+from sm_train.entrypoints.base.rng import hash64
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.signals import StopSignal
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointInfo
+from sm_train.entrypoints.checkpoints.resume_point import remove_later
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.loader import open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.data_loading.webdataset_reader import ShardStream
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.job_interface.checkpoint_layout import SAMPLER_FILE
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
 from sm_train.entrypoints.lineage.record_log import RecordLog, open_record
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.model_folders import TrainedWeights

@@ -7,23 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
-from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
-from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.checkpoints.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointInfo
+from sm_train.entrypoints.checkpoints.host_snapshot import HostSnapshot
+from sm_train.entrypoints.checkpoints.stored_steps import StoredSteps
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank
+from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     PROGRESS_FILE,
     SAMPLER_FILE,
     SETTINGS_FILE,
     LastCheckpointError,
 )
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.node_description import uploads_checkpoints
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.data.shard_catalog import DataRank
-from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig
+from sm_train.entrypoints.job_interface.node_description import uploads_checkpoints
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.training import run_settings
 from sm_train.entrypoints.training.step_metrics import MAX_LISTED, RECENT_STEPS, MetricsLogger

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from sm_train.entrypoints.common.job_config import JobConfigError
-from sm_train.entrypoints.common.user_function import load_user_function
+from sm_train.entrypoints.job_interface.job_config import JobConfigError
+from sm_train.entrypoints.job_interface.user_function import load_user_function
 from sm_train.entrypoints.models.objectives import DiffusionTarget, loss, per_sample_loss
 from torch import Tensor
 

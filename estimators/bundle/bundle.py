@@ -21,13 +21,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.base.pip_install import USER_REQUIREMENTS
+from sm_train.entrypoints.job_interface.job_config import (
     JOB_FILE,
     RUN_FILE,
     major_minor,
     tracker_requirements,
 )
-from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
     REQUIREMENTS,
@@ -42,7 +42,7 @@ ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
 START_SCRIPT = "start_entry.py"
 """The script that starts the user's own (``entry``) and observes it."""
-LAUNCHER = "sm_train.entrypoints.launch"
+LAUNCHER = "sm_train.entrypoints.launcher.launch"
 """Module of the bundle that starts the entry script on all GPUs of a node."""
 LARGE_BYTES = 50_000_000
 """Size to warn above: every instance of every attempt downloads and unpacks the bundle."""
@@ -60,7 +60,7 @@ _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".csv", ".typed")
 
 _SCRIPT_CODE = """\
-from sm_train.entrypoints.packages.user_packages import install_under_mpi
+from sm_train.entrypoints.base.pip_install import install_under_mpi
 
 install_under_mpi()
 
@@ -145,7 +145,11 @@ def _without_secret_names(contents: dict[str, bytes], config: RunConfig) -> dict
 
 def _script(config: RunConfig) -> tuple[str, str]:
     """Return the name of the script that a job starts, and the module that it calls."""
-    return (ENTRY_SCRIPT, "train") if config.entry is None else (START_SCRIPT, "run_entry")
+    return (
+        (ENTRY_SCRIPT, "training.train")
+        if config.entry is None
+        else (START_SCRIPT, "script.run_entry")
+    )
 
 
 def rebuild_bundle(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import shipped_prices
-from sm_train.entrypoints.common.job_config import DataSource, ExpectedPerformance, JobConfig
+from sm_train.entrypoints.job_interface.job_config import DataSource, ExpectedPerformance, JobConfig
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 

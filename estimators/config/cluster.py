@@ -13,7 +13,7 @@ from sm_train.cost.instances import (
     instance_types,
     is_own_machine,
 )
-from sm_train.entrypoints.common.job_config import CollectiveBackend, major_minor
+from sm_train.entrypoints.job_interface.job_config import CollectiveBackend, major_minor
 from sm_train.estimators.config.fields import (
     Duration,
     Image,

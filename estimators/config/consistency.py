@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from sm_train.cost.accelerators import accelerator
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.index_location import index_channel, index_uri
-from sm_train.entrypoints.common.job_config import FP8_PYTORCH, FSDP2_PYTORCH, major_minor
-from sm_train.entrypoints.common.optimizer_rules import problem
+from sm_train.entrypoints.job_interface.index_location import index_channel, index_uri
+from sm_train.entrypoints.job_interface.job_config import FP8_PYTORCH, FSDP2_PYTORCH, major_minor
+from sm_train.entrypoints.job_interface.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection
 from sm_train.estimators.config.data import (
     ChannelSection,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
 from sm_train.cost.instances import OWN_PATTERN
-from sm_train.entrypoints.common import entry_arguments
+from sm_train.entrypoints.job_interface import job_config as entry_arguments
 from sm_train.estimators.regions import region_problem
 
 T = TypeVar("T")

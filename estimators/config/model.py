@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, model_validator
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     JobConfigError,
     LoraConfig,
     ModelConfig,
     PredictionType,
 )
-from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER, require_targets
+from sm_train.entrypoints.job_interface.lora_layers import TRAINS_TEXT_ENCODER, require_targets
 from sm_train.estimators.config.fields import (
     Fraction,
     LayerName,

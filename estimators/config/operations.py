@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     AlertLevel,
     AlertsConfig,
     DoctorConfig,

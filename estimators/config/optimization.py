@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
-from sm_train.entrypoints.common.job_config import LrScheduleConfig, OptimizerConfig
-from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, SCHEDULES
+from sm_train.entrypoints.job_interface.job_config import LrScheduleConfig, OptimizerConfig
+from sm_train.entrypoints.job_interface.optimizer_rules import OPTIMIZERS, SCHEDULES
 from sm_train.estimators.config.fields import (
     Fraction,
     FunctionName,

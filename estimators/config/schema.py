@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.index_location import index_uri, removal_list_uri
+from sm_train.entrypoints.job_interface.index_location import index_uri, removal_list_uri
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import cross_section_problems
 from sm_train.estimators.config.data import (
@@ -199,7 +199,7 @@ class RunConfig(Section):
         """Return the KMS key of each bucket that has one.
 
         The default bucket of an account is a name with ``*``
-        (:func:`sm_train.entrypoints.common.bucket_settings.bucket_key`).
+        (:func:`sm_train.entrypoints.storage.bucket_settings.bucket_key`).
         """
         if self.output_kms_key is None:
             return dict(self.bucket_kms_keys)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed_model import ActivationCheckpointing
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     InitFrom,
     OptimizerState,
     PredictionType,

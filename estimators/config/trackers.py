@@ -13,7 +13,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
-from sm_train.entrypoints.common.job_config import TrackerConfig
+from sm_train.entrypoints.job_interface.job_config import TrackerConfig
 from sm_train.estimators.config.fields import (
     MLFLOW_PATTERN,
     PROJECT_PATTERN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     CheckpointConfig,
     Compile,
     EvaluationConfig,

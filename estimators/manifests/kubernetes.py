@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import (
+from sm_train.entrypoints.job_interface.node_description import (
     FAILED_AFTER_PROGRESS,
     HYPERPODRUN,
     JOB_VARIABLE,

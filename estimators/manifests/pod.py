@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import MACHINE_VARIABLE
+from sm_train.entrypoints.job_interface.node_description import MACHINE_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.manifests.pod_network import (
     container_network,

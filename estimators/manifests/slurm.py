@@ -10,8 +10,8 @@ import re
 import shlex
 from importlib.resources import files
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER
-from sm_train.entrypoints.common.node_description import (
+from sm_train.entrypoints.job_interface.checkpoint_layout import MARKER
+from sm_train.entrypoints.job_interface.node_description import (
     FAILED_AFTER_PROGRESS,
     FLAGGED,
     NOT_SAVED,
@@ -314,7 +314,7 @@ def enroot_image(image: str) -> str:
 def _fetch(job: StageJob) -> str:
     """Return the lines with which a node fetches the code; they need Python and boto3 only."""
     archive, uri = f"$code/{ARCHIVE_NAME}", shlex.quote(job.code_uri)
-    source = files("sm_train.entrypoints.object_store") / "fetch_object.py"
+    source = files("sm_train.entrypoints.storage") / "fetch_object.py"
     program = source.read_text().rpartition('"""')[2].lstrip()
     return f"""
 check() {{ echo "{job.bundle.sha256}  $1" | sha256sum --check --status -; }}

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.entrypoints.common.bucket_settings import bucket_variables
-from sm_train.entrypoints.common.node_description import (
+from sm_train.entrypoints.job_interface.node_description import (
     NODE_VARIABLE,
     TORCHRUN,
     NodeChannel,
     NodeDescription,
     Platform,
 )
+from sm_train.entrypoints.storage.bucket_settings import bucket_variables
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
 
-START_MODULE = "sm_train.entrypoints.node_start.start"
-WATCH_MODULE = "sm_train.entrypoints.job_records.watch_once"
+START_MODULE = "sm_train.entrypoints.clusters.start"
+WATCH_MODULE = "sm_train.entrypoints.clusters.watch_once"
 """Modules of the bundle: a node's first process, and the watcher outside of the nodes."""
 
 _PREVIOUS_CHANNELS = ("previous", "previous_state")

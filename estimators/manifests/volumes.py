@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.entrypoints.job_interface.node_description import NodeChannel
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob, mounted
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sm_train.entrypoints.common.index_location import index_uri
+from sm_train.entrypoints.job_interface.index_location import index_uri
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import (

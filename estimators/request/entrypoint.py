@@ -11,7 +11,7 @@ runs the image's or the SDK's script as its child and exits with that script's c
 
 from __future__ import annotations
 
-from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST
+from sm_train.entrypoints.base.sagemaker_paths import STOP_REQUEST
 from sm_train.estimators.request.launch_plan import Route
 
 _STOP = f"/opt/ml/{STOP_REQUEST}"

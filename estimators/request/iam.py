@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
-from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
-from sm_train.entrypoints.common.index_location import indexed_by, removal_list, stream_uri
+from sm_train.entrypoints.job_interface.index_location import indexed_by, removal_list, stream_uri
+from sm_train.entrypoints.storage.bucket_settings import BUCKET_DEFAULT
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     canary_prefix,

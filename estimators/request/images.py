@@ -6,9 +6,8 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type, is_own_machine
-from sm_train.entrypoints.common.installed_form import install_command
-from sm_train.entrypoints.common.job_config import major_minor
-from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
+from sm_train.entrypoints.base.pip_install import USER_REQUIREMENTS, install_command
+from sm_train.entrypoints.job_interface.job_config import major_minor
 from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image

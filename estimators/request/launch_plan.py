@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.job_config import CompileChoice, choose_compile
+from sm_train.entrypoints.job_interface.job_config import CompileChoice, choose_compile
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection

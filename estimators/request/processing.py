@@ -10,7 +10,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from sm_train.entrypoints.common.bucket_settings import ACCOUNT_VARIABLE, bucket_variables
+from sm_train.entrypoints.storage.bucket_settings import ACCOUNT_VARIABLE, bucket_variables
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -30,22 +30,25 @@ if TYPE_CHECKING:
 else:
     ProcessingRequest = dict
 
+INDEX_INSTANCE = "ml.c7i.8xlarge"
+"""Instance type of jobs that index shards, unless another one is named."""
+
 MAX_SECONDS = 5 * 24 * 3600
 """Maximum duration of a processing job (SageMaker quotas)."""
 
 _INPUT = "/opt/ml/processing/input"
 _START = (
     f"mkdir -p /tmp/code && tar xzf {_INPUT}/code/{ARCHIVE_NAME} -C /tmp/code && cd /tmp/code && "
-    "python -m sm_train.entrypoints.packages.pip_install{more} && "
+    "python -m sm_train.entrypoints.base.pip_install{more} && "
     "python -m {module}"
 )
 
 WorkName = Literal["pack", "enrich", "index"]
 
 _MODULES: dict[WorkName, str] = {
-    "pack": "sm_train.entrypoints.packing.processing_job",
-    "enrich": "sm_train.entrypoints.enrichment.enrichment_job",
-    "index": "sm_train.entrypoints.indexing.indexing_job",
+    "pack": "sm_train.entrypoints.data_prep.packing.processing_job",
+    "enrich": "sm_train.entrypoints.data_prep.enrichment.enrichment_job",
+    "index": "sm_train.entrypoints.data_prep.indexing.indexing_job",
 }
 """Entry points of processing jobs."""
 

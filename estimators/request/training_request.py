@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from sm_train.entrypoints.common.bucket_settings import (
+from sm_train.entrypoints.base.pip_install import CODEARTIFACT, PIP_INDEX
+from sm_train.entrypoints.job_interface.checkpoint_layout import FINAL_MODEL, step_folder_name
+from sm_train.entrypoints.job_interface.index_location import index_channel, removal_variables
+from sm_train.entrypoints.job_interface.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
+from sm_train.entrypoints.storage.bucket_settings import (
     ACCOUNT_VARIABLE,
     bucket_key,
     bucket_variables,
 )
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.entrypoints.common.index_location import index_channel, removal_variables
-from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
-from sm_train.entrypoints.packages.pip_install import CODEARTIFACT, PIP_INDEX
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.data import FileSystemInputSection

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
-from sm_train.entrypoints.packages.pip_install import CODEARTIFACT
+from sm_train.entrypoints.base.pip_install import CODEARTIFACT
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
@@ -298,7 +298,7 @@ def _model_trainer(
     return trainer
 
 
-_INSTALLER = "sm_train.entrypoints.packages.pip_install"
+_INSTALLER = "sm_train.entrypoints.base.pip_install"
 
 
 def launch_command(entry: str) -> str:

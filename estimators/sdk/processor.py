@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.estimators.request.processing import ProcessingRequest
 from sm_train.estimators.sdk.model_trainer import quiet_sdk, reject_drift, session_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.conftest import clean_environment
 from tests.support.cluster import crashing_train

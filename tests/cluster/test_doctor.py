@@ -8,38 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.doctor.doctor_history import FOLDER, read_results
+from sm_train.entrypoints.records.doctor_results import FOLDER, read_results
 
 from tests.support.cluster.doctor_cluster import DoctorCluster, codes
+from tests.support.cluster.doctor_support import cluster_on, tiny_job
 from tests.support.cluster.network_namespaces import (
-    INTERFACE,
-    NetworkNamespaces,
     network_namespaces,
     unavailable_reason,
 )
-from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
+from tests.support.cluster.training_jobs import write_shards
 from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration
-
-
-def tiny_job(folder: Path, timeout: int = 60, mode: str = "auto") -> Job:
-    config = tiny_run(max_steps=2)
-    doctor = config.doctor.model_copy(update={"timeout": timeout, "mode": mode})
-    return Job(folder, config.model_copy(update={"doctor": doctor}))
-
-
-def cluster_on(folder: Path, hosts: NetworkNamespaces, timeout: int = 60) -> DoctorCluster:
-    """Return a cluster with one node on each host."""
-    count = len(hosts.names)
-    return DoctorCluster(
-        folder / "cluster",
-        tiny_job(folder / "job", timeout),
-        count,
-        master=hosts.address(0),
-        prefixes=[hosts.prefix(host) for host in range(count)],
-        interface=INTERFACE,
-    )
 
 
 @pytest.mark.slow

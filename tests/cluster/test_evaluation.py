@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.support.cluster.training_jobs import Job, losses, shard_digests, tiny_run, write_shards
 from tests.support.deadline import DEADLINE

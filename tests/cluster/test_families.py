@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.shards.shard_index import ShardIndex
 
 from tests.conftest import Cli
 from tests.support.capabilities import link_optional_package

@@ -19,7 +19,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     launched_folders,
     open_readers,
 )
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import (

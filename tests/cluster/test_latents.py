@@ -11,40 +11,19 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.tar_reader import sample_members
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.entrypoints.shards.tar_reader import sample_members
 
 from tests.conftest import Aws, Cli
-from tests.support.cluster.training_jobs import Job, png, tiny_run, write_shards
+from tests.support.cluster.latents_support import latent_channels, latent_job, pack
 from tests.support.deadline import DEADLINE
-from tests.support.image_files import read_tree, write_pair
+from tests.support.image_files import read_tree
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.toolkit.packing.test_on_sagemaker import start_node
-from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
+from tests.toolkit.data_prep.packing.on_sagemaker_support import start_node
+from tests.toolkit.data_prep.packing.pack_options_support import read_objects, upload_folder
 
 pytestmark = pytest.mark.integration
-
-
-def latent_job(folder: Path, **settings: Any) -> Job:
-    return Job(folder, tiny_run(**({"preset": "tiny-sd2"} | settings)))
-
-
-@pytest.fixture(scope="module")
-def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The components folder of a first run."""
-    job = latent_job(tmp_path_factory.mktemp("first"), max_steps=1, checkpoint_every=1)
-    write_shards(job.train_channel, shards=1, each=8)
-    code, _, text = job.run()
-    assert code == 0, text
-    return job.checkpoints / "components"
-
-
-def pack(cli: Cli, folder: Path, components: Path, *more: str) -> Any:
-    for number in range(12):
-        write_pair(folder / "in", f"{number:02}.png", png(20 * number), f"a grey of {number}")
-    arguments = ("--latents", components, "--resolution", "8", *more)
-    return cli("pack", "in", "out", *arguments, timeout=DEADLINE)
 
 
 @pytest.mark.slow
@@ -161,16 +140,6 @@ def make_nan(channel: Path, index: Path, keys: set[str] | None = None) -> None:
                 _, members = sample_members(memoryview(content)[start:stop])
                 np.frombuffer(members["moments.npy"], np.float16, offset=128)[:] = np.nan
         (channel / name).write_bytes(content)
-
-
-def latent_channels(job: Job, packed: Path, components: Path) -> Path:
-    """Provide the job's channels; return that of the shards."""
-    channels = job.base / "input" / "data"
-    shutil.copytree(packed / "shards", channels / "train")
-    (channels / "index").mkdir()
-    shutil.copy(packed / "index.parquet", channels / "index")
-    (channels / "model").symlink_to(components)
-    return channels / "train"
 
 
 @pytest.mark.slow

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     SAMPLER_FILE,
     CheckpointMarker,
     shard_file_name,
     step_folder_name,
 )
-from sm_train.toolkit.local.emulated_checkpoint_sync import (
+from sm_train.toolkit.submit.local.emulated_checkpoint_sync import (
     BetweenBlocks,
     CheckpointSync,
     NodeUploads,

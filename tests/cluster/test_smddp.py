@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
@@ -28,7 +28,7 @@ import os, sys
 sys.path.insert(0, {str(STUB)!r})
 import torch
 from sm_train.entrypoints.distributed import backend, fsdp, smddp
-from sm_train.entrypoints.train import main
+from sm_train.entrypoints.training.train import main
 
 backend.decide = lambda **_: backend.BackendChoice("smddp", "stub")
 torch.cuda.set_device = lambda device: None

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
-from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.checkpoints.checkpoint_files import shard_files
+from sm_train.entrypoints.checkpoints.sharded_tensors import load_full
+from sm_train.entrypoints.job_interface.checkpoint_layout import step_folder_name
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import (

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.launch import hyperparameters, torchrun
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.launcher.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.config.schema import RunConfig
@@ -24,8 +24,8 @@ from sm_train.estimators.request.launch_plan import launch_plan
 from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import TrainingRequest, training_request
 from sm_train.estimators.sdk.model_trainer import create_training_job
-from sm_train.toolkit.jobs.event_lines import parse_event
-from sm_train.toolkit.local.emulated_channels import channel_files
+from sm_train.toolkit.records.job_logs import parse_event
+from sm_train.toolkit.submit.local.emulated_channels import channel_files
 
 from tests.conftest import Aws, clean_environment
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards

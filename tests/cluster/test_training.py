@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.toolkit.jobs.event_lines import parse_event
-from sm_train.toolkit.lineage.recorded_runs import recorded_stages
-from sm_train.toolkit.lineage.seen_steps import Place, seen_steps
+from sm_train.entrypoints.checkpoints.checkpoint_files import shard_files
+from sm_train.entrypoints.checkpoints.sharded_tensors import load_full
+from sm_train.entrypoints.storage.store import S3Access
+from sm_train.toolkit.data_prep.lineage.recorded_runs import recorded_stages
+from sm_train.toolkit.data_prep.lineage.seen_steps import Place, seen_steps
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.conftest import Mount
 from tests.support.cluster.training_jobs import (

@@ -16,37 +16,24 @@ from pathlib import Path
 
 import pytest
 import sm_train.toolkit
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     parse_step_folder,
     shard_file_name,
     step_folders,
 )
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.event_lines import Event, read_events
+from sm_train.toolkit.records.job_logs import Event, read_events
 
 from tests.conftest import Cli, clean_environment
-from tests.support.capabilities import skip_or_fail
+from tests.container.containers_support import docker
 from tests.support.cluster.training_jobs import write_shards
 from tests.support.deadline import DEADLINE
-from tests.toolkit.local.test_submit_local import write_tiny
+from tests.toolkit.submit.local.submit_local_support import write_tiny
 
 pytestmark = pytest.mark.integration
 
 HOSTS = ("algo-1", "algo-2")
-
-
-def docker(*arguments: str) -> str:
-    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True)
-    return result.stdout
-
-
-@pytest.fixture
-def engine() -> None:
-    try:
-        docker("image", "inspect", "sm-train-local")
-    except (OSError, subprocess.CalledProcessError) as error:
-        skip_or_fail(f"no container engine with the image sm-train-local; see engine.sh ({error})")
 
 
 @contextmanager

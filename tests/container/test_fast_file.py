@@ -15,16 +15,16 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.indexed_reader import (
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.indexed_reader import (
     EARLY_BATCHES,
     READ_BYTES,
     SHUFFLE_BLOCK_BYTES,
 )
-from sm_train.entrypoints.data.shard_format import DataError
-from sm_train.toolkit.jobs.event_lines import read_events
+from sm_train.entrypoints.job_interface.index_location import index_path
+from sm_train.entrypoints.job_interface.job_config import DataConfig
+from sm_train.entrypoints.shards.shard_format import DataError
+from sm_train.toolkit.records.job_logs import read_events
 
 from tests.conftest import Cli
 from tests.support.capabilities import require_fuse

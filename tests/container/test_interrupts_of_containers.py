@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sm_train.toolkit.jobs.local_folder import FINISHED_NAME
+from sm_train.toolkit.records.local_folder import FINISHED_NAME
 
-from tests.container.test_containers import docker, engine
+from tests.container.containers_support import docker, engine
 from tests.support.deadline import DEADLINE
-from tests.toolkit.commands.test_interrupts import (
+from tests.toolkit.commands.interrupts_support import (
     FEW,
     MANY,
     Finished,

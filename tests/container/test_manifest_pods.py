@@ -22,8 +22,8 @@ from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.event_lines import Event, parse_event
-from sm_train.toolkit.run_file import load_recorded
+from sm_train.toolkit.records.job_logs import Event, parse_event
+from sm_train.toolkit.run_file.run_file import load_recorded
 
 from tests.conftest import Cli
 from tests.estimators.manifests.documents import pods

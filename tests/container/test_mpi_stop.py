@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.checkpointing.checkpoint_files import latest_complete
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.base.sagemaker_paths import STOP_REQUEST
+from sm_train.entrypoints.checkpoints.checkpoint_files import latest_complete
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
     is_shard_file,
     parse_step_folder,
     step_folders,
 )
-from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import launch_plan
 from sm_train.estimators.request.training_request import TrainingRequest, training_request
-from sm_train.toolkit.jobs.event_lines import Event, parse_event
-from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
+from sm_train.toolkit.records.job_logs import Event, parse_event
+from sm_train.toolkit.submit.local.emulated_checkpoint_sync import CheckpointSync
 
-from tests.container.test_containers import docker
+from tests.container.containers_support import docker
 from tests.support.capabilities import skip_or_fail
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.deadline import DEADLINE

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.test_stalls import STALL_TIMEOUT, WatchedJob
 from tests.support.capabilities import require_fuse
+from tests.support.cluster.stalls_support import STALL_TIMEOUT, WatchedJob
 from tests.support.deadline import DEADLINE
 from tests.support.s3_mount import Fault, mount_bucket, serve_bucket
 

@@ -10,20 +10,9 @@ from sm_train.cost.network import estimated_units
 from sm_train.cost.prices import SAVINGS_PLANS, PriceRow, PriceTable
 from sm_train.cost.purchasing import break_even
 from sm_train.cost.scaling import scale_one
-from sm_train.cost.speed import stated_speed
-from sm_train.cost.stage import CostStage
 
-NAME = "ml.p5.48xlarge"
-STAGE = CostStage(
-    name="a",
-    resolution=256,
-    instance_type=NAME,
-    instances=4,
-    per_device_batch_size=8,
-    gradient_accumulation_steps=1,
-    max_steps=360_000,
-    speed=stated_speed(1.0, "a job"),
-)
+from tests.cost.break_even_support import NAME, STAGE
+
 ALONE = Assumptions(
     start_up_seconds=0, failures_per_gpu_hour=0, checkpoint_blocking_seconds=0, bytes_per_image=0
 )

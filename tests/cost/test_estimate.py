@@ -18,18 +18,8 @@ from sm_train.cost.services import blocking
 from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
 
-# BRIA's published stage: 4 × ml.p4de.24xlarge, 1.8 it/s, effective batch 2048, at 256 px.
-BRIA = CostStage(
-    name="256px",
-    resolution=256,
-    instance_type="ml.p4de.24xlarge",
-    instances=4,
-    per_device_batch_size=32,
-    gradient_accumulation_steps=2,
-    max_steps=550_000,
-    checkpoint_every=1000,
-    speed=stated_speed(1.8, "published"),
-)
+from tests.cost.estimate_support import BRIA
+
 NOTHING_ELSE = Assumptions(
     start_up_seconds=0, failures_per_gpu_hour=0, bytes_per_image=0, log_bytes_per_step=0
 )

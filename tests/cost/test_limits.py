@@ -15,7 +15,7 @@ from sm_train.cost.speed import stated_speed
 from sm_train.cost.speed_model import StepWork, step_seconds
 from sm_train.cost.throughput import Measurement, resolve_speed
 
-from tests.cost.test_break_even import STAGE
+from tests.cost.break_even_support import STAGE
 
 WORK = StepWork(images=16, passes=1, flops=2.4e12, activation_bytes=1.2e9, parameters=10**9)
 

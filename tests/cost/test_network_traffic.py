@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from sm_train.cost.network import GpuNetwork, step_collectives
-from sm_train.entrypoints.common.job_config import Modulation
 from sm_train.entrypoints.distributed.fsdp import ddp_options
+from sm_train.entrypoints.job_interface.job_config import Modulation
 from sm_train.entrypoints.models.components import downsampling, preset_caption_tokens, read_preset
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.models.trained_network import Network

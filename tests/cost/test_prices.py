@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
@@ -25,28 +24,9 @@ from sm_train.cost.prices import (
     staleness,
 )
 
+from tests.cost.prices_support import get_products, product
+
 P5 = "ml.p5.48xlarge"
-
-
-def product(usage: str, price: str = "63.296", **attributes: str) -> dict[str, Any]:
-    """One item of GetProducts, in the shape of the AWS Billing user guide."""
-    return {
-        "product": {"sku": "SKU1", "attributes": {"usagetype": usage, **attributes}},
-        "publicationDate": "2026-09-24T23:59:00Z",
-        "terms": {
-            "OnDemand": {
-                "SKU1.TERM": {
-                    "priceDimensions": {
-                        "SKU1.TERM.DIM": {"unit": "Hrs", "pricePerUnit": {"USD": price}}
-                    }
-                }
-            }
-        },
-    }
-
-
-def get_products(*items: dict[str, Any]) -> dict[str, Any]:
-    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(item) for item in items]}
 
 
 def test_a_price_has_its_region_and_date() -> None:

@@ -11,7 +11,7 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.quantity import Quantity, computed, derivations, rounded_down, sum_of
 
-from tests.cost.test_estimate import BRIA
+from tests.cost.estimate_support import BRIA
 
 LEAVES = st.integers(1, 99).map(lambda value: Quantity(value, f"n{value}"))
 COMPUTED = st.recursive(

@@ -19,19 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.prices import ON_DEMAND
-from sm_train.entrypoints.common.checkpoint_layout import (
-    MARKER,
-    CheckpointFile,
-    CheckpointMarker,
-    newest_listed,
-    step_folder_name,
-)
-from sm_train.entrypoints.common.node_description import (
-    FAILED_AFTER_PROGRESS,
-    JOB_VARIABLE,
-    STOPPED,
-)
-from sm_train.entrypoints.job_records.node_record import (
+from sm_train.entrypoints.clusters.node_record import (
     HEARTBEAT_SECONDS,
     MISSING_SECONDS,
     STOP_FILE,
@@ -40,27 +28,37 @@ from sm_train.entrypoints.job_records.node_record import (
     read_nodes,
     read_stop_request,
 )
-from sm_train.entrypoints.job_records.watcher import (
+from sm_train.entrypoints.clusters.watcher import (
     WatchedStage,
     alert_on_silence,
     node_hours,
     stop_at_budget,
 )
-from sm_train.entrypoints.leases.lease_files import AgedFile
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
+    MARKER,
+    CheckpointFile,
+    CheckpointMarker,
+    newest_listed,
+    step_folder_name,
+)
+from sm_train.entrypoints.job_interface.node_description import (
+    FAILED_AFTER_PROGRESS,
+    JOB_VARIABLE,
+    STOPPED,
+)
+from sm_train.entrypoints.storage.lease_files import AgedFile
 from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.projection import Projection
-from sm_train.toolkit.costing.spent import counted_usd
-from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.jobs.stage_state import stage_state
-from sm_train.toolkit.platforms.node_records.cluster_run import ClusterRun
-from sm_train.toolkit.platforms.node_records.cluster_watch import check_state
+from sm_train.toolkit.base.errors import ExitCode
+from sm_train.toolkit.clusters.node_records.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.node_records.cluster_watch import check_state
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.spent import Projection, counted_usd
+from sm_train.toolkit.records.live_state import LiveState, Progress
+from sm_train.toolkit.records.stage_state import stage_state
 from sm_train.toolkit.runs.remediation import Finish, NoAction, StopJob
 from sm_train.toolkit.runs.run_state import RunState
+from sm_train.toolkit.runs.watch.controller import WatchResult, once_exit_code
 from sm_train.toolkit.submit.run_bundle import bundle_of
-from sm_train.toolkit.watch.controller import WatchResult, once_exit_code
 
 from tests.support.run_documents import config, stage
 

@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
     step_folder_name,
 )
-from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.jobs.local_folder import FINISHED_NAME, LocalRunFolder
-from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.local.launcher import exclusive_run
+from sm_train.entrypoints.job_interface.events import FIELDS, TEXTS, format_event
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.platforms.find_run import find_run
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.job_logs import LOG_NAME
+from sm_train.toolkit.records.local_folder import FINISHED_NAME, LocalRunFolder
+from sm_train.toolkit.records.stage_state import StageState
 from sm_train.toolkit.runs.run_state import read_state
-from sm_train.toolkit.watch.controller import once_exit_code, poll_run
+from sm_train.toolkit.runs.watch.controller import once_exit_code, poll_run
+from sm_train.toolkit.submit.local.launcher import exclusive_run
 
 from tests.support.run_documents import config, stage
 

@@ -17,12 +17,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.spent import counted_usd
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.stage_state import StageState, stage_state
-from sm_train.toolkit.jobs.training_job import SAGEMAKER, STOPPED_TAG, TrainingJob
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.spent import counted_usd
+from sm_train.toolkit.records.checkpoints import StoredCheckpoint
+from sm_train.toolkit.records.live_state import Progress
+from sm_train.toolkit.records.stage_state import StageState, stage_state
+from sm_train.toolkit.records.training_job import SAGEMAKER, STOPPED_TAG, TrainingJob
 from sm_train.toolkit.runs.remediation import (
     Action,
     Cause,

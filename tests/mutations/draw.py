@@ -21,28 +21,28 @@ SEED, COUNT = 53, 60
 
 # The folders and files of each subject.
 SUBJECTS = {
-    "object store": ("entrypoints/object_store",),
-    "leases": ("entrypoints/leases",),
+    "object store": ("entrypoints/storage",),
+    "leases": ("entrypoints/storage",),
     "checkpoints": (
-        "entrypoints/checkpointing",
-        "entrypoints/common/checkpoint_layout.py",
-        "entrypoints/uploads",
+        "entrypoints/checkpoints",
+        "entrypoints/job_interface/checkpoint_layout.py",
+        "entrypoints/records",
     ),
-    "removal": ("entrypoints/removal", "toolkit/removal"),
-    "costing": ("cost", "toolkit/costing"),
-    "remediation": ("toolkit/runs", "toolkit/watch/controller.py"),
-    "watching": ("toolkit/watch", "entrypoints/job_records"),
-    "heartbeats": ("entrypoints/monitoring", "entrypoints/watchdog"),
+    "removal": ("entrypoints/shards", "toolkit/data_prep/removal"),
+    "costing": ("cost", "toolkit/planning"),
+    "remediation": ("toolkit/runs", "toolkit/runs/watch/controller.py"),
+    "watching": ("toolkit/runs/watch", "entrypoints/records"),
+    "heartbeats": ("entrypoints/monitoring", "entrypoints/monitoring/watchdog"),
 }
 
 
 DECIDING = {
     "costing": ("cost",),
-    "watching": ("entrypoints/job_records",),
-    "heartbeats": ("entrypoints/monitoring", "entrypoints/watchdog"),
+    "watching": ("entrypoints/records",),
+    "heartbeats": ("entrypoints/monitoring", "entrypoints/monitoring/watchdog"),
     "jobs": (
-        "toolkit/jobs/stage_state.py",
-        "toolkit/jobs/launch_record.py",
+        "toolkit/records/stage_state.py",
+        "toolkit/records/launch_record.py",
         "toolkit/runs/remediation.py",
         "toolkit/runs/run_state.py",
     ),

@@ -26,32 +26,32 @@ TIME_LIMIT = 1200.0
 
 # The tests of each subject, those that find most first. A folder stands for both of its tiers.
 TESTS = {
-    "object store": ("tests/entrypoints/object_store",),
-    "leases": ("tests/entrypoints/leases", "tests/entrypoints/shared_work"),
+    "object store": ("tests/entrypoints/storage",),
+    "leases": ("tests/entrypoints/storage", "tests/entrypoints/data_prep/work"),
     "checkpoints": (
-        "tests/entrypoints/checkpointing",
+        "tests/entrypoints/checkpoints",
         "tests/test_newest_checkpoint.py",
         "tests/order/test_checkpoints.py",
-        "tests/entrypoints/common",
+        "tests/entrypoints/base",
         "tests/cluster/test_states.py",
     ),
     "removal": (
-        "tests/toolkit/removal",
-        "tests/entrypoints/removal",
+        "tests/toolkit/data_prep/removal",
+        "tests/entrypoints/shards",
         "tests/order/test_folders.py",
     ),
-    "costing": ("tests/cost", "tests/toolkit/costing"),
+    "costing": ("tests/cost", "tests/toolkit/planning"),
     "remediation": (
         "tests/toolkit/runs/test_remediation.py",
         "tests/lives",
-        "tests/toolkit/watch",
+        "tests/toolkit/runs/watch",
         "tests/toolkit/runs",
         "tests/toolkit/platforms",
-        "tests/toolkit/local",
+        "tests/toolkit/submit/local",
     ),
     "watching": (
-        "tests/toolkit/watch",
-        "tests/entrypoints/job_records",
+        "tests/toolkit/runs/watch",
+        "tests/entrypoints/records",
         "tests/lives",
         "tests/toolkit/platforms",
         "tests/toolkit/runs",
@@ -59,10 +59,10 @@ TESTS = {
     ),
     "heartbeats": (
         "tests/entrypoints/monitoring",
-        "tests/entrypoints/watchdog",
+        "tests/entrypoints/monitoring/watchdog",
         "tests/cluster/test_stalls.py",
     ),
-    "jobs": ("tests/toolkit/jobs", "tests/lives", "tests/toolkit/runs/test_remediation.py"),
+    "jobs": ("tests/toolkit/records", "tests/lives", "tests/toolkit/runs/test_remediation.py"),
 }
 
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.checkpoints.sharded_tensors import load_full
 
 from tests.conftest import clean_environment
 from tests.support.order.traced import Call, Program, not_durable, read_trace
@@ -20,7 +20,7 @@ STEPS = (10, 20, 30, 40)
 TRAINING = """
 import sys
 from pathlib import Path
-from tests.entrypoints.checkpointing.test_async_checkpointer import Training
+from tests.entrypoints.checkpoints.test_async_checkpointer import Training
 
 training = Training(Path("checkpoints"), keep=1)
 for step in map(int, sys.argv[1:]):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.packing.shard_verification import verify_shard
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.entrypoints.shards.shard_verification import verify_shard
 
 from tests.conftest import clean_environment
 from tests.support.image_files import image_bytes, write_album, write_pair

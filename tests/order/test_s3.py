@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from sm_train.entrypoints.common.digests import file_digest
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.toolkit.jobs.launch_record import read_record
+from sm_train.entrypoints.base.digests import file_digest
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.toolkit.records.launch_record import read_record
 
 from tests.conftest import Aws, clean_environment
 from tests.support.image_files import write_album

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.streaming import lambda_handler
-from sm_train.entrypoints.streaming.stream_state import DONE, RECORDS, SEEN, STAGED
+from sm_train.entrypoints.data_prep.streaming import lambda_handler
+from sm_train.entrypoints.data_prep.streaming.stream_state import DONE, RECORDS, SEEN, STAGED
 
 from tests.conftest import Aws
 from tests.support.image_files import image_bytes
@@ -17,7 +17,7 @@ from tests.support.streaming.deployment import Deployment, FakeContext, deploy
 
 NAMES = [f"{number}.jpg" for number in range(4)]
 FLUSH = """
-from sm_train.entrypoints.streaming import lambda_handler
+from sm_train.entrypoints.data_prep.streaming import lambda_handler
 from tests.support.streaming.deployment import FakeContext
 lambda_handler.seal({"flush": True}, FakeContext())
 """

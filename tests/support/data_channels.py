@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
-from sm_train.entrypoints.data.shard_format import find_shards
-from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_shard
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.loader import Loader, open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data_prep.packing.describe_shard import describe_shard
+from sm_train.entrypoints.job_interface.index_location import index_path
+from sm_train.entrypoints.job_interface.job_config import DataConfig
+from sm_train.entrypoints.shards.shard_format import find_shards
+from sm_train.entrypoints.shards.shard_index import write_index
 
 DATA_CONFIG = DataConfig(
     image_key="jpg;png",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.events import format_event
+from sm_train.entrypoints.job_interface.events import format_event
 
 from tests.conftest import Aws, Cli
 from tests.support.job_log_lines import event_values

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.backends import get_backend
-from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
-from sm_train.entrypoints.common.events import format_event
+from sm_train.entrypoints.job_interface.checkpoint_layout import FORMAT_VERSION
+from sm_train.entrypoints.job_interface.events import format_event
 
 from tests.conftest import Aws
 from tests.support.job_log_lines import event_values

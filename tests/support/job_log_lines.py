@@ -9,12 +9,12 @@ from typing import Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.cost.timeline import timeline
-from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
-from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
-from sm_train.toolkit.review.job_log import JobLog
-from sm_train.toolkit.review.log_parser import parse_log
-from sm_train.toolkit.review.review_model import Verdict
-from sm_train.toolkit.review.verdicts import judge
+from sm_train.entrypoints.job_interface.events import FIELDS, TEXTS, format_event
+from sm_train.toolkit.analysis.review.job_facts import JobCost, JobFacts, JobOutcome
+from sm_train.toolkit.analysis.review.job_log import JobLog
+from sm_train.toolkit.analysis.review.log_parser import parse_log
+from sm_train.toolkit.analysis.review.review_model import Verdict
+from sm_train.toolkit.analysis.review.verdicts import judge
 
 BEGIN = 1_795_000_000.0
 

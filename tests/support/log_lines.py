@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
-from sm_train.toolkit.jobs.log_streams import LogStream
+from sm_train.toolkit.analysis.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
+from sm_train.toolkit.records.job_logs import LogStream
 
 WRITTEN = 1795300000.0
 """2026-11-21: the time at which the logs were written."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
-from sm_train.entrypoints.object_store.aws_session import prepare_session
+from sm_train.entrypoints.storage.aws_session import prepare_session
 
 from tests.support.aws.policy_enforcement import (
     ACCOUNT,

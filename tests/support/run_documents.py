@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from sm_train.cost.instances import InstanceType, instance_types
-from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.entrypoints.job_interface.job_config import JOB_FILE
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import MAX_TAGS, RESERVED_TAGS, RunConfig

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.local.emulated_channels import channel_files, node_share
+from sm_train.toolkit.submit.local.emulated_channels import channel_files, node_share
 
 from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE

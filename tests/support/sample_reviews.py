@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from sm_train.toolkit.review.review_model import (
+from sm_train.toolkit.analysis.review.review_model import (
     Chart,
     Curve,
     Figures,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sm_train
-from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.packing.plan import sample_key
-from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.data_prep.packing.plan import sample_key
+from sm_train.entrypoints.shards.shard_format import Shard
+from sm_train.entrypoints.shards.shard_writer import ShardWriter, sample_parts
+from sm_train.entrypoints.storage.storage import LocalFolder
 
 from tests.support.image_files import image_bytes
 

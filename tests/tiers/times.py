@@ -23,7 +23,7 @@ def main(reports: list[str]) -> None:
             module, name = case.get("classname", ""), case.get("name", "")
             stated = case.find("properties/property[@name='cpu_seconds']")
             used = 0.0 if stated is None else float(stated.get("value", 0))
-            # tests.toolkit.packing.test_pack → toolkit/packing
+            # tests.toolkit.data_prep.packing.test_pack → toolkit/data_prep/packing
             folder = "/".join(module.split(".")[1:-1][:2]) or "tests"
             folders[folder] += 1
             seconds[folder] += used

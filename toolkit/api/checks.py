@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.base.errors import PreflightError
 from sm_train.toolkit.checks.check_report import is_ok
 from sm_train.toolkit.checks.finding import LEVELS, Finding
-from sm_train.toolkit.errors import PreflightError
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
 
 if TYPE_CHECKING:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.errors import JobFailedError
-from sm_train.toolkit.settings import default_profile
+from sm_train.toolkit.base.errors import JobFailedError
+from sm_train.toolkit.base.settings import default_profile
+from sm_train.toolkit.base.wings import wing_module
 
 if TYPE_CHECKING:
-    from sm_train.toolkit.api.metrics import Metrics
-    from sm_train.toolkit.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.analysis.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.analysis.metrics import Metrics
+    from sm_train.toolkit.analysis.review.review_model import Review
     from sm_train.toolkit.platforms.placed_run import JobLogLine, PlacedRun
-    from sm_train.toolkit.review.review_model import Review
     from sm_train.toolkit.runs.run_status import Status
 
 
@@ -72,9 +73,9 @@ class Job:
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
-        from sm_train.toolkit.api.metrics import read_metrics
-
-        return read_metrics(self.name, region=self.region, profile=self.profile)
+        read = wing_module("sm_train.toolkit.analysis.metrics").read_metrics
+        metrics: Metrics = read(self.name, region=self.region, profile=self.profile)
+        return metrics
 
     def review(self, *, html: str | Path | None = None) -> Review:
         """Review how well the time was used, with evidence and suggested fixes.
@@ -87,9 +88,7 @@ class Job:
             A review of each job: ``figures``, ``verdicts`` (worst first) and ``charts``. In a
             notebook the verdicts are shown as a table.
         """
-        from sm_train.toolkit.review.build import build_review
-
-        review = build_review(
+        review: Review = wing_module("sm_train.toolkit.analysis.review.build").build_review(
             [self.name],
             region=self.region,
             profile=self.profile,
@@ -97,16 +96,16 @@ class Job:
             with_samples=html is not None,
         )
         if html is not None:
-            from sm_train.toolkit.review.review_page import write_page
-
-            write_page(Path(html), review)
+            wing_module("sm_train.toolkit.analysis.review.review_page").write_page(
+                Path(html), review
+            )
         return review
 
     def diagnose(self) -> Diagnosis:
         """Find out why the job failed: cause, first failing rank, evidence and suggested fix."""
-        from sm_train.toolkit.diagnose.diagnose_target import diagnose_targets
-
-        return diagnose_targets([self.name], self._options)
+        module = wing_module("sm_train.toolkit.analysis.diagnose.diagnose_target")
+        diagnosis: Diagnosis = module.diagnose_targets([self.name], self._options)
+        return diagnosis
 
     def stop(self, *, wait: bool = False) -> str:
         """Stop the run's live job after it has saved a checkpoint.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.base.settings import default_profile
 from sm_train.toolkit.models.export import ExportedModel, ExportRequest, run_export
-from sm_train.toolkit.settings import default_profile
 from sm_train.toolkit.terminal.console import note
 
 if TYPE_CHECKING:

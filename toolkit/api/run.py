@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.extras import require_local_run
-from sm_train.toolkit.index_facts import with_index_file, with_stored_index
-from sm_train.toolkit.run_file import load, load_dict
-from sm_train.toolkit.settings import default_profile
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.base.extras import require_local_run
+from sm_train.toolkit.base.settings import default_profile
+from sm_train.toolkit.memory.sharding_choice import with_sharding
+from sm_train.toolkit.run_file.index_facts import with_index_file, with_stored_index
+from sm_train.toolkit.run_file.run_file import load, load_dict
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
     from sm_train.toolkit.checks.finding import Finding
-    from sm_train.toolkit.costing.cost_result import Cost
+    from sm_train.toolkit.planning.cost_result import Cost
     from sm_train.toolkit.submit.planned_job import PlannedJob
     from sm_train.toolkit.submit.submission import Submission
 
@@ -72,7 +73,7 @@ class Run:
             UsageError: the file is invalid; one line for each mistake, with its line number.
         """
         path = Path(path)
-        return cls(load(path, set), path.parent, region, profile)
+        return cls(with_sharding(load(path, set)), path.parent, region, profile)
 
     @classmethod
     def from_dict(
@@ -94,7 +95,8 @@ class Run:
         Raises:
             UsageError: the document is invalid; one line for each mistake.
         """
-        return cls(load_dict(dict(document), Path(folder)), Path(folder), region, profile)
+        config = with_sharding(load_dict(dict(document), Path(folder)))
+        return cls(config, Path(folder), region, profile)
 
     @property
     def name(self) -> str:
@@ -141,8 +143,8 @@ class Run:
         from sm_train.toolkit.api.checks import Checks
         from sm_train.toolkit.checks.finding import Subject
         from sm_train.toolkit.checks.preflight import offline_findings, online_findings
-        from sm_train.toolkit.costing.history import recorded_history
-        from sm_train.toolkit.costing.run_price import estimate_run
+        from sm_train.toolkit.planning.history import recorded_history
+        from sm_train.toolkit.planning.run_price import estimate_run
 
         if offline and components is not None and components.startswith("s3://"):
             raise UserError("--components: s3://… needs AWS; remove --offline")
@@ -210,8 +212,8 @@ class Run:
         Raises:
             UsageError: a value is implausible, or there is no such stage.
         """
-        from sm_train.toolkit.costing.cost_result import price
-        from sm_train.toolkit.costing.estimate_inputs import (
+        from sm_train.toolkit.planning.cost_result import price
+        from sm_train.toolkit.planning.estimate_inputs import (
             CostOptions,
             inputs_of_run,
             usage_errors,
@@ -299,7 +301,7 @@ class Run:
             JobFailedError: ``wait`` is set and the job failed.
         """
         from sm_train.toolkit.api.job import Job
-        from sm_train.toolkit.doctor.proven_path import require_proven
+        from sm_train.toolkit.submit.proven_path import require_proven
         from sm_train.toolkit.submit.submit import budget_warnings, start
 
         planned = self._planned_job(stage, auto_advance=auto_advance, take_over=take_over)
@@ -393,7 +395,7 @@ def submission_of(run: Run, stage: str | None) -> Submission:
         UserError: there is no such stage, user code cannot be bundled, or SageMaker would reject a
             request.
     """
-    from sm_train.toolkit.costing.history import recorded_history
+    from sm_train.toolkit.planning.history import recorded_history
     from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
 

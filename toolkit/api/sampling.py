@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.base.atomic_write import write_atomic
 from sm_train.entrypoints.models.image_grid import draw_grid, png
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.models.opened_checkpoint import open_checkpoint
-from sm_train.toolkit.sampling.comparison_page import comparison_page
-from sm_train.toolkit.sampling.sample import (
+from sm_train.toolkit.models.sampling.comparison_page import comparison_page
+from sm_train.toolkit.models.sampling.sample import (
     find_source,
     require_training_packages,
     require_writable,
@@ -42,7 +42,6 @@ class Samples:
 
     def grid(self, columns: int = _COLUMNS) -> Image:
         """Return the images in rows of ``columns``, each with its prompt below."""
-
         return draw_grid(self.images, self.prompts, min(columns, len(self.prompts)))
 
     def save(self, path: str | Path, columns: int = _COLUMNS) -> None:
@@ -51,7 +50,6 @@ class Samples:
         Raises:
             UsageError: it is a folder, or its folder does not exist.
         """
-
         require_writable(Path(path), "PNG")
         write_atomic(Path(path), png(self.grid(columns)))
 
@@ -59,7 +57,6 @@ class Samples:
         return f"Samples({len(self.images)} images from {str(self.checkpoint)!r})"
 
     def _repr_png_(self) -> bytes:
-
         return png(self.grid())
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sm_train.estimators.request.metric_definitions import NAMESPACE
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import cloudwatch_with_unix_times
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import boto3

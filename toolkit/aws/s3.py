@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import boto3
-    from sm_train.entrypoints.object_store.store import S3Access
+    from sm_train.entrypoints.storage.store import S3Access
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sm_train.entrypoints.object_store.store import ObjectStore
+from sm_train.entrypoints.storage.store import ObjectStore
 from sm_train.toolkit.aws.s3 import split_uri
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sm_train.entrypoints.object_store.s3_errors import is_condition_failed
-from sm_train.entrypoints.object_store.store import ObjectStore, StoredObject
+from sm_train.entrypoints.storage.aws_session import is_condition_failed
+from sm_train.entrypoints.storage.store import ObjectStore, StoredObject
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 
 Progress = Callable[[int], None]
 """Receives the bytes that arrived since the last call, from several threads."""

@@ -1,4 +1,4 @@
-"""boto3 sessions: which region, which credentials, how calls are retried."""
+"""Sessions of boto3: region, credentials and retries; addresses of pages of the AWS console."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sm_train.cost.prices import REFERENCE_REGION
-from sm_train.entrypoints.object_store.aws_session import prepare_session
+from sm_train.entrypoints.storage.aws_session import prepare_session
 from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.aws_errors import no_credentials, translate_aws_errors
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.extras import is_installed, require_extra
-from sm_train.toolkit.settings import from_config, from_environment
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.base.extras import is_installed, require_extra
+from sm_train.toolkit.base.settings import from_config, from_environment
 
 if TYPE_CHECKING:
     import boto3
     import botocore.session
     from botocore.credentials import Credentials
     from types_boto3_cloudwatch import CloudWatchClient
+
+
+def training_job_url(region: str, job: str) -> str:
+    """Return the page of a training job."""
+    return f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{job}"
 
 
 def resolve_region(option: str | None, run_file: str | None, profile: str | None) -> str:

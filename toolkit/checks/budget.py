@@ -11,10 +11,8 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding, found_at
-from sm_train.toolkit.costing.scope import budget_restriction
-from sm_train.toolkit.costing.stage_limits import stage_limits
-from sm_train.toolkit.costing.stages import implausible_speeds
-from sm_train.toolkit.costing.worst_case import PricedCluster
+from sm_train.toolkit.planning.run_price import PricedCluster, implausible_speeds, stage_limits
+from sm_train.toolkit.planning.scope import budget_restriction
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,

@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.checkpoint_layout import (
-    MARKER,
-    newest_listed,
-    shard_bytes,
-)
-from sm_train.entrypoints.object_store.store import ObjectStore, store_of
+from sm_train.entrypoints.job_interface.checkpoint_layout import MARKER, newest_listed, shard_bytes
+from sm_train.entrypoints.storage.store import ObjectStore, store_of
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection

@@ -6,18 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.models.component_check import TRANSFORMER, UNET, component_problems
 from sm_train.entrypoints.models.component_files import (
     ComponentReader,
     LocalComponents,
     has_component,
 )
-from sm_train.entrypoints.models.components import read_preset
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.models.components import (
+    TRANSFORMER,
+    UNET,
+    component_problems,
+    read_preset,
+)
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3_components import S3Components
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.hub.hub_repository import read_repository
+from sm_train.toolkit.models.hub.hub_repository import read_repository
 
 if TYPE_CHECKING:
     import boto3

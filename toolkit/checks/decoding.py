@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sm_train.cost.instances import instance_vcpus
-from sm_train.entrypoints.data.shard_index import IndexHeader
+from sm_train.entrypoints.shards.shard_index import IndexHeader
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards

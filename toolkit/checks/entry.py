@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sm_train.entrypoints.common.entry_arguments import CHANNEL, RESUME, placeholders
+from sm_train.entrypoints.job_interface.job_config import CHANNEL, RESUME, placeholders
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 

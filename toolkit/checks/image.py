@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.job_config import major_minor
+from sm_train.entrypoints.job_interface.job_config import major_minor
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri

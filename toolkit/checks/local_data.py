@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.entrypoints.common.index_location import index_path, is_streamed
-from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.removal.removed_samples import without_replaced
+from sm_train.entrypoints.job_interface.index_location import index_path, is_streamed
+from sm_train.entrypoints.shards.removed_samples import without_replaced
+from sm_train.entrypoints.shards.shard_format import ShardError
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.entrypoints.shards.shard_verification import verify_shard
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
-from sm_train.toolkit.packing.shard_listing import list_folder
+from sm_train.toolkit.shards.shard_listing import list_folder
 
 NO_SHARDS = Check("no-shards", ("error",))
 INDEX_STALE = Check("index-stale", ("error",))

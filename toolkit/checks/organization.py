@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.base.extras import is_installed
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.extras import is_installed
 
 ORGANIZATION_DEFAULTS = Check("organization-defaults", ("warning",))
 

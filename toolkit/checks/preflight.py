@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.cost.json_document import as_document
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.job_interface.index_location import index_path
+from sm_train.entrypoints.shards.shard_format import ShardError
+from sm_train.entrypoints.shards.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import account_of, session_in_region
+from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.account.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.account.role import ROLE_UNSET, role_findings, secret_findings
@@ -62,10 +63,9 @@ from sm_train.toolkit.checks.shards import (
     shard_findings,
 )
 from sm_train.toolkit.checks.user_functions import user_function_findings
-from sm_train.toolkit.costing.worst_case import alternative_costs
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.index_facts import local_expiries, stored_expiries
-from sm_train.toolkit.packing.shard_listing import ShardListing
+from sm_train.toolkit.planning.run_price import alternative_costs
+from sm_train.toolkit.run_file.index_facts import local_expiries, stored_expiries
+from sm_train.toolkit.shards.shard_listing import ShardListing
 
 if TYPE_CHECKING:
     import boto3

@@ -10,8 +10,8 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings
 from sm_train.toolkit.checks.memory import memory_findings
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.packing.shard_listing import ShardListing
+from sm_train.toolkit.planning.run_price import estimate_run
+from sm_train.toolkit.shards.shard_listing import ShardListing
 from sm_train.toolkit.terminal.formatting import format_duration
 
 FALLBACK_LATE = Check("fallback-late", ("warning",))

@@ -8,7 +8,7 @@ from pathlib import Path
 from sm_train.estimators.config.load import RunFileError, dotted
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.run_file.placeholders import find_placeholders
 
 RUN_FILE = Check("run-file", ("error",))
 BATCH_ARITHMETIC = Check("batch-arithmetic", ("error",))

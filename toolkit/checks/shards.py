@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
-from sm_train.entrypoints.data.shard_format import ListedShard
-from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.sample_metadata.color_counts import (
     ColorCounts,
     latents_problem,
     recorded_color,
 )
+from sm_train.entrypoints.shards.shard_format import ListedShard
+from sm_train.entrypoints.shards.shard_index import IndexHeader, ShardIndex
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.scope import unusual_epochs
-from sm_train.toolkit.index_facts import Expiries, latents_of
+from sm_train.toolkit.planning.scope import unusual_epochs
+from sm_train.toolkit.run_file.index_facts import Expiries, latents_of
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 FASTFILE_GOOD_BYTES = 150 * 10**6

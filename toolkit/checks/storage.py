@@ -7,30 +7,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.bucket_settings import bucket_key
-from sm_train.entrypoints.common.index_location import (
+from sm_train.entrypoints.job_interface.index_location import (
     RECORDS_FOLDER,
     STAGED_FOLDER,
     removal_list,
     stream_uri,
     streamed_shard,
 )
-from sm_train.entrypoints.data.selection import require_columns, require_valid
-from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import IndexHeader
-from sm_train.entrypoints.object_store.store import store_of
-from sm_train.entrypoints.removal.removal_list import RemovalListError, decode_list
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
+from sm_train.entrypoints.shards.removal_list import RemovalListError, decode_list
+from sm_train.entrypoints.shards.selection import require_columns, require_valid
+from sm_train.entrypoints.shards.shard_format import ShardError
+from sm_train.entrypoints.shards.shard_index import IndexHeader
+from sm_train.entrypoints.storage.bucket_settings import bucket_key
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted, may_be_same_key
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
+from sm_train.toolkit.base.extras import is_installed
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, color_findings, of_listing
-from sm_train.toolkit.extras import is_installed
-from sm_train.toolkit.index_facts import read_stored_header
-from sm_train.toolkit.packing.shard_listing import ShardListing, list_prefix
+from sm_train.toolkit.run_file.index_facts import read_stored_header
+from sm_train.toolkit.shards.shard_listing import ShardListing, list_prefix
 
 if TYPE_CHECKING:
     import boto3

@@ -56,6 +56,17 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Heading in `sm-train --help` → command → its line."""
 
+WINGS = {
+    "analysis": ("diagnose", "review"),
+    "clusters": ("manifest",),
+    "data_prep": (
+        *("pack", "stream", "enrich", "index", "remove", "lineage", "data-report"),
+        "data-preview",
+    ),
+    "probes": ("measure", "doctor"),
+}
+"""Wing → the commands that lie in its folder ``commands``; those of the others are in this one."""
+
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 _SUBMIT = "sm-train submit RUN starts a run, and with --local trains on this machine"

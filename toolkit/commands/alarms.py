@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(
@@ -61,7 +61,7 @@ def command(
     if unencrypted and (email is None or kms_key is not None):
         raise click.UsageError("--unencrypted creates the topic of --email, without --kms-key")
     _require_valid_addresses(topic, email)
-    from sm_train.toolkit.alarms.alarms_of_run import Recipient, create_for_run, delete_for_run
+    from sm_train.toolkit.runs.alarms.alarms_of_run import Recipient, create_for_run, delete_for_run
 
     if remove:
         delete_for_run(options, run, as_json)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import TARGETS_BY_NAME, set_option
-from sm_train.toolkit.errors import AccessError, ExitCode, UserError
+from sm_train.toolkit.base.errors import AccessError, ExitCode, UserError
+from sm_train.toolkit.base.wings import wing_module
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import TARGETS_BY_NAME, set_option
 
 if TYPE_CHECKING:
     from sm_train.toolkit.checks.finding import Finding
     from sm_train.toolkit.checks.storage import Progress
-    from sm_train.toolkit.platforms.run_config import OpenedConfig
+    from sm_train.toolkit.platforms.find_run import OpenedConfig
 
 
 @sm_train_command(
@@ -105,17 +106,12 @@ def _of_scheduler(
     if target is None:
         return []
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.checks.scheduler import scheduler_findings
-    from sm_train.toolkit.submit.staged_manifest import manifest_of
 
-    chosen: Any = TARGETS_BY_NAME[target]
-    config = opened.config
-    where = resolve_region(region, config.region, options["profile"])
-    findings: list[Finding] = []
-    for stage in config.stages:
-        manifest, _ = manifest_of(config, opened.folder, stage.name, chosen, where, None)
-        findings += scheduler_findings(manifest, config, stage.instances)
-    return list(dict.fromkeys(findings))
+    where = resolve_region(region, opened.config.region, options["profile"])
+    findings: list[Finding] = wing_module(
+        "sm_train.toolkit.clusters.scheduler_checks"
+    ).findings_of_stages(opened.config, opened.folder, TARGETS_BY_NAME[target], where)
+    return findings
 
 
 def _open(
@@ -123,16 +119,18 @@ def _open(
 ) -> OpenedConfig:
     """Open the settings; what is wrong in a run file is part of the JSON document, too."""
     from sm_train.estimators.config.load import RunFileError
-    from sm_train.toolkit.platforms.parse_target import run_target
-    from sm_train.toolkit.platforms.run_config import OpenedConfig, open_recorded
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
+    from sm_train.toolkit.platforms.find_run import OpenedConfig, open_recorded, run_target
     from sm_train.toolkit.platforms.target import Kind
-    from sm_train.toolkit.run_file import load_or_problems
+    from sm_train.toolkit.run_file.run_file import load_or_problems
 
     target = run_target(run)
     if target.kind is not Kind.RUN_FILE:
         return open_recorded(target, changes, options)
     try:
-        return OpenedConfig(load_or_problems(target.path, changes), target.path.parent)
+        return OpenedConfig(
+            with_sharding(load_or_problems(target.path, changes)), target.path.parent
+        )
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.check_report import document

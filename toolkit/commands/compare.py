@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import sampling_options
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import sampling_options
 
 
 @sm_train_command(
@@ -43,7 +43,7 @@ def command(
     which model wins and reveals which is which after the last pair. It works offline.
     """
     from sm_train.toolkit.api.sampling import compare
-    from sm_train.toolkit.sampling.prompts import read_prompts
+    from sm_train.toolkit.models.sampling.prompts import read_prompts
     from sm_train.toolkit.terminal.console import note, write_json
 
     texts = read_prompts(prompts)

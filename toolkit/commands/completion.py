@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 if TYPE_CHECKING:
-    from sm_train.toolkit.settings import Setting
+    from sm_train.toolkit.base.settings import Setting
 
 
 @sm_train_command(
@@ -41,7 +41,7 @@ def command(
     variable SM_TRAIN_KEY, the run file, ~/.config/sm-train/config.toml (in XDG_CONFIG_HOME, if that
     is set). Without any, AWS's own variables and profile count.
     """
-    from sm_train.toolkit.settings import write_setting
+    from sm_train.toolkit.base.settings import write_setting
     from sm_train.toolkit.terminal.console import note
 
     if action is None:
@@ -61,7 +61,7 @@ _USAGE = {"set": "set KEY VALUE", "unset": "unset KEY"}
 
 
 def _show(options: dict[str, Any], run: Path | None, as_json: bool) -> None:
-    from sm_train.toolkit.settings import KEYS, config_path
+    from sm_train.toolkit.base.settings import KEYS, config_path
     from sm_train.toolkit.terminal.console import write_json, write_line
     from sm_train.toolkit.terminal.text_table import terminal_width, text_table
 
@@ -86,7 +86,7 @@ def _show(options: dict[str, Any], run: Path | None, as_json: bool) -> None:
 
 def _setting(key: str, options: dict[str, Any], run: Path | None) -> Setting | None:
     """Return the value that commands use for ``key``, in the order of precedence."""
-    from sm_train.toolkit.settings import Setting, from_config, from_environment
+    from sm_train.toolkit.base.settings import Setting, from_config, from_environment
 
     if key in ("region", "profile") and options.get(f"{key}_flag"):
         return Setting(options[key], f"--{key}")
@@ -98,7 +98,7 @@ def _setting(key: str, options: dict[str, Any], run: Path | None) -> Setting | N
 
 
 def _in_run_file(run: Path, key: str) -> str | None:
-    from sm_train.toolkit.run_file import load_without_defaults
+    from sm_train.toolkit.run_file.run_file import load_without_defaults
 
     value: str | None = getattr(load_without_defaults(run), key, None)
     return value
@@ -107,7 +107,7 @@ def _in_run_file(run: Path, key: str) -> str | None:
 def _of_aws(key: str, options: dict[str, Any]) -> Setting | None:
     """Return the region of the AWS profile."""
     from sm_train.toolkit.aws.session import profile_region
-    from sm_train.toolkit.settings import Setting
+    from sm_train.toolkit.base.settings import Setting
 
     if key != "region":
         return None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import InputFile, set_option
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import InputFile, set_option
 
 
 @sm_train_command(
@@ -108,12 +108,7 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int:
     Prices come from a dated table with a source for each. Only names of runs and jobs, --refresh,
     --learn and --actual send requests to AWS.
     """
-    from sm_train.toolkit.cost_reports.cost_command import CostCommand, run_cost
+    from sm_train.toolkit.planning.cost_command import CostCommand, run_cost
 
     globals_ = {name: options[name] for name in ("region", "profile")}
-    command = CostCommand(**globals_, **parameters)
-    if not command.actual:
-        return run_cost(command)
-    from sm_train.toolkit.cost_reports.actual import show_actual_cost
-
-    return show_actual_cost(command)
+    return run_cost(CostCommand(**globals_, **parameters))

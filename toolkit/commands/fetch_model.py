@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.entrypoints.object_store.store import store_of
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.entrypoints.storage.store import store_of
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(
@@ -34,10 +34,9 @@ def command(
     Copies what training needs, as safetensors, from one commit, and records its digests in
     sm-train-model.json. `check` and the training job compare the files with them.
     """
-    from sm_train.entrypoints.models.model_manifest import MANIFEST_FILE
+    from sm_train.entrypoints.models.component_files import MANIFEST_FILE
     from sm_train.toolkit.aws.s3 import open_bucket_session
-    from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.hub.hub_repository import read_repository
+    from sm_train.toolkit.base.errors import UserError
     from sm_train.toolkit.models.fetch import (
         describe,
         fetch_to_folder,
@@ -46,6 +45,7 @@ def command(
         plan_fetch,
         staging_folder,
     )
+    from sm_train.toolkit.models.hub.hub_repository import read_repository
     from sm_train.toolkit.models.opened_checkpoint import require_space
     from sm_train.toolkit.models.progress import byte_progress
     from sm_train.toolkit.terminal.console import stderr_console, write_json

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import RunFile
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import RunFile
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -74,7 +74,7 @@ def command(
     from sm_train.estimators.request.iam import policies
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.run_file.run_file import load
     from sm_train.toolkit.terminal.console import note, write_json
 
     config = load(run)
@@ -147,11 +147,10 @@ def _processing_image(region: str) -> str:
     Raises:
         UserError: AWS has no such image in the region.
     """
-    from sm_train.estimators.request.processing import processing_image
-    from sm_train.toolkit.packing.index_on_sagemaker import DEFAULT_INSTANCE
+    from sm_train.estimators.request.processing import INDEX_INSTANCE, processing_image
 
     try:
-        return processing_image(DEFAULT_INSTANCE, region)
+        return processing_image(INDEX_INSTANCE, region)
     except ValueError as error:
         raise UserError(f"--on: {error}") from None
 

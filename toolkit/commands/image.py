@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import RunFile
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import RunFile
 
 
 @sm_train_command(
@@ -26,10 +26,11 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
     from sm_train.estimators.bundle.user_code import read_user_code
     from sm_train.estimators.request import images
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
+    from sm_train.toolkit.run_file.run_file import load
     from sm_train.toolkit.terminal.console import write_json
 
-    config = load(run)
+    config = with_sharding(load(run))
     region = resolve_region(options["region"], config.region, options["profile"])
     try:
         document = {"image": images.image_uri(config, region), "region": region}

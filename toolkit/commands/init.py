@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 if TYPE_CHECKING:
     from sm_train.toolkit.init.template import Values
@@ -94,7 +94,7 @@ def command(
     the AWS account if there are credentials. Your defaults (`sm-train config`) are filled in. The
     effective batch size of each stage is kept on another cluster.
     """
-    from sm_train.entrypoints.common.atomic_write import write_atomic
+    from sm_train.entrypoints.base.atomic_write import write_atomic
     from sm_train.toolkit.init.template import Values, fill, placeholders_in, read_template
     from sm_train.toolkit.terminal.console import note, write_json
 
@@ -135,7 +135,7 @@ def command(
 def _organization_defaults(path: Path, preset: str) -> list[str]:
     """Return what the organization's defaults for SageMaker have and the run file lacks."""
     from sm_train.toolkit.checks.organization import organization_findings
-    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.run_file.run_file import load
 
     if preset in LOCAL_PRESETS or preset in KUBERNETES_PRESETS:
         return []
@@ -146,7 +146,7 @@ def _with_defaults(values: Values) -> Values:
     """Return ``values`` with the user's defaults where a flag is missing."""
     from dataclasses import replace
 
-    from sm_train.toolkit.settings import from_config, from_environment
+    from sm_train.toolkit.base.settings import from_config, from_environment
 
     found = {key: from_environment(key) or from_config(key) for key in ("region", "role", "bucket")}
     defaults = {key: setting.value for key, setting in found.items() if setting is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(
@@ -22,12 +22,12 @@ def command(options: dict[str, Any], gpu: str | None, regions: bool, as_json: bo
     Prices come from the same table as those of `cost`; `cost --refresh` updates it.
     """
     from sm_train.toolkit.aws.session import price_region
-    from sm_train.toolkit.costing.instance_table import (
+    from sm_train.toolkit.planning.instance_table import (
         list_instances,
         show_instances,
         show_prices_by_region,
     )
-    from sm_train.toolkit.costing.price_table import price_table
+    from sm_train.toolkit.planning.price_table import price_table
     from sm_train.toolkit.terminal.console import write_json
 
     region = price_region(options["region"])

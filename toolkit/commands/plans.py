@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(
@@ -35,7 +35,7 @@ def command(options: dict[str, Any], run: str, days: int | None, after: Any, as_
     Plans have 1, 2, 4, 8, 16, 32 or 64 instances: the number is rounded up. The search needs the
     permission sagemaker:SearchTrainingPlanOfferings.
     """
-    from sm_train.toolkit.costing.plan_search import search_plans, show_offerings
+    from sm_train.toolkit.planning.plan_search import search_plans, show_offerings
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
     found = search_plans(run, options, days, after)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import accept_components_option, unproven_option
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import accept_components_option, unproven_option
 
 
 @sm_train_command(
@@ -47,7 +47,7 @@ def command(
     Given a run file, the job uses its settings and this sm-train's training code. Given a run's or
     a job's name, it uses the code that was submitted last, from any laptop.
     """
-    from sm_train.toolkit.doctor.proven_path import require_proven
+    from sm_train.toolkit.submit.proven_path import require_proven
     from sm_train.toolkit.submit.resume import resume
 
     resume(

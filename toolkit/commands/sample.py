@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import sampling_options
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import sampling_options
 
 
 @sm_train_command(
@@ -46,8 +46,8 @@ def command(
     of which the latest complete one is used, or a model folder; the last three local or s3://….
     """
     from sm_train.toolkit.api.sampling import sample
-    from sm_train.toolkit.sampling.prompts import read_prompts
-    from sm_train.toolkit.sampling.sample import require_writable
+    from sm_train.toolkit.models.sampling.prompts import read_prompts
+    from sm_train.toolkit.models.sampling.sample import require_writable
     from sm_train.toolkit.terminal.console import note, write_json
 
     texts = read_prompts(prompts)

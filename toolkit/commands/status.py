@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(

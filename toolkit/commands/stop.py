@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 
 @sm_train_command(
@@ -36,7 +36,7 @@ def command(
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C. Nodes
     of Kubernetes or Slurm get the request through the storage of their checkpoints.
     """
-    from sm_train.toolkit.errors import UserError
+    from sm_train.toolkit.base.errors import UserError
     from sm_train.toolkit.platforms.find_run import find_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop
     from sm_train.toolkit.terminal.console import note, write_json

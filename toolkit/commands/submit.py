@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import (
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.base.wings import wing_module
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import (
     ACCEPT_COMPONENTS,
     TARGETS_BY_NAME,
     RunFile,
@@ -20,7 +22,6 @@ from sm_train.toolkit.commands._options import (
     set_option,
     unproven_option,
 )
-from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
@@ -132,7 +133,7 @@ def command(
     writes, after the scheduler's own dry run.
     """
     from sm_train.toolkit.api.run import Run, submission_of
-    from sm_train.toolkit.doctor.proven_path import require_proven
+    from sm_train.toolkit.submit.proven_path import require_proven
     from sm_train.toolkit.submit.submission import prepare, shortened
     from sm_train.toolkit.submit.submit import submit
 
@@ -225,14 +226,16 @@ def _start_on_cluster(
     refused: list[str],
     **choices: bool,
 ) -> None:
-    from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.submit_to_cluster import submit_to_cluster
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
+    from sm_train.toolkit.run_file.run_file import load
 
     if refused:
         raise UserError(f"{refused[0]}: applies to jobs on SageMaker; remove it, or --to {target}")
     assert run is not None  # --clone alone needs none
     chosen: Any = TARGETS_BY_NAME[target]
-    submit_to_cluster(run, load(run, changes), stage, chosen, options, **choices)
+    config = with_sharding(load(run, changes))
+    clusters = wing_module("sm_train.toolkit.clusters.submit_to_cluster")
+    clusters.submit_to_cluster(run, config, stage, chosen, options, **choices)
 
 
 def _reject_local_clone(local: str | None) -> None:
@@ -256,8 +259,8 @@ def _clone(
 def _show(
     submission: Submission, profile: str | None, target: str, *, request: bool, as_json: bool
 ) -> None:
-    from sm_train.toolkit.doctor.proven_path import require_proven
     from sm_train.toolkit.submit.plan_view import show_plan
+    from sm_train.toolkit.submit.proven_path import require_proven
     from sm_train.toolkit.submit.submit import check_budget, dry_run
     from sm_train.toolkit.terminal.console import stdout_console, write_json, write_line
 
@@ -285,11 +288,11 @@ def _run_locally(
     as_json: bool,
     command_line: str,
 ) -> None:
-    from sm_train.toolkit.extras import require_local_run
+    from sm_train.toolkit.base.extras import require_local_run
 
     require_local_run(in_containers=container is not None)  # before anything is written
-    from sm_train.entrypoints.common.atomic_write import write_atomic
-    from sm_train.toolkit.jobs.local_folder import COMMAND_NAME
+    from sm_train.entrypoints.base.atomic_write import write_atomic
+    from sm_train.toolkit.records.local_folder import COMMAND_NAME
     from sm_train.toolkit.submit.train_locally import default_output
     from sm_train.toolkit.terminal.console import write_json
 

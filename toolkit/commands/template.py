@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import RunFile
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.command_base.command import command as sm_train_command
+from sm_train.toolkit.command_base.options import RunFile
 
 TEMPLATES = {
     "github-action": "github-action.yaml",
@@ -61,7 +61,7 @@ def _watched(runs: tuple[Path, ...], options: dict[str, Any]) -> tuple[str, str]
     from sm_train.estimators.request.iam import merge_policies, policies
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.run_file.run_file import load
 
     configs = [load(path) for path in runs]
     for path, config in zip(runs, configs, strict=True):

@@ -6,12 +6,12 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.command_base.command import command as sm_train_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_train.toolkit.watch.controller import WatchResult
+    from sm_train.toolkit.runs.watch.controller import WatchResult
 
 
 @sm_train_command(
@@ -39,10 +39,10 @@ def command(
     On a terminal it is a live view that follows the job's log, otherwise a line for each poll. The
     folder of a local run is followed until its process ends.
     """
+    from sm_train.toolkit.runs.watch.controller import once_exit_code
+    from sm_train.toolkit.runs.watch.live_view import print_view
+    from sm_train.toolkit.runs.watch.output import print_json
     from sm_train.toolkit.terminal.formatting import parse_duration
-    from sm_train.toolkit.watch.controller import once_exit_code
-    from sm_train.toolkit.watch.live_view import print_view
-    from sm_train.toolkit.watch.output import print_json
 
     seconds = parse_duration("--interval", interval)
     if not once:
@@ -56,9 +56,9 @@ def follow_run(
     run: str, options: dict[str, Any], *, dry_run: bool, interval: float, as_json: bool
 ) -> int:
     """Follow the run until it needs no more watching; Ctrl-C leaves it running."""
-    from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.watch.controller import watch
-    from sm_train.toolkit.watch.live_view import open_view
+    from sm_train.toolkit.base.errors import ExitCode, UserError
+    from sm_train.toolkit.runs.watch.controller import watch
+    from sm_train.toolkit.runs.watch.live_view import open_view
 
     poll = _poller(run, options, dry_run=dry_run)
     try:
@@ -74,7 +74,7 @@ def follow_run(
 def _poller(target: str, options: dict[str, Any], *, dry_run: bool) -> Callable[[], WatchResult]:
     """Return what finds the run again, since new code may have been submitted, and polls it."""
     from sm_train.toolkit.platforms.find_run import find_run
-    from sm_train.toolkit.watch.controller import poll_run
+    from sm_train.toolkit.runs.watch.controller import poll_run
 
     kept = {**options, "sessions": {}}
     return lambda: poll_run(find_run(target, kept), dry_run=dry_run)

@@ -1,0 +1,1 @@
+"""Trains a model of digits on this machine."""

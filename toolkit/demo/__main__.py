@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder, step_folders
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.entrypoints.job_interface.checkpoint_layout import parse_step_folder, step_folders
+from sm_train.toolkit.base.errors import ExitCode
 from sm_train.toolkit.demo.digits import (
     NAMES,
     caption,
@@ -30,8 +31,7 @@ from sm_train.toolkit.demo.digits import (
     train_judge,
     write_digits,
 )
-from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.event_lines import Event, read_events
+from sm_train.toolkit.records.job_logs import Event, read_events
 from sm_train.toolkit.terminal.console import note, stderr_console
 from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 from sm_train.toolkit.terminal.rich_table import rich_table

@@ -1,0 +1,1 @@
+"""Writes a run file for an account."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_types
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.checks.account.quotas import read_quotas

@@ -24,11 +24,11 @@ from sm_train.estimators.config.presets import (
     unknown_preset,
 )
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.base.settings import require_valid
 from sm_train.toolkit.memory.memory_fit import smallest_change, stages_over
 from sm_train.toolkit.memory.sharding_choice import with_sharding
-from sm_train.toolkit.placeholders import find_placeholders
-from sm_train.toolkit.settings import require_valid
+from sm_train.toolkit.run_file.placeholders import find_placeholders
 
 _ACCOUNT, _BUCKET, _REGION = "111122223333", "my-bucket", "us-east-1"
 RDMA_RESOURCE = "rdma/hca_shared_devices_a"

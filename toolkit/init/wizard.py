@@ -10,11 +10,11 @@ import click
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.regions import DEFAULT_REGION
 from sm_train.toolkit.aws.session import profile_region
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.base.settings import from_config
 from sm_train.toolkit.init.account import Account, open_account
 from sm_train.toolkit.init.template import RDMA_RESOURCE, Values, require_valid_value
-from sm_train.toolkit.settings import from_config
+from sm_train.toolkit.planning.price_table import price_table
 from sm_train.toolkit.terminal.confirmation import interruptible_prompts
 from sm_train.toolkit.terminal.console import stderr_console, write_line
 from sm_train.toolkit.terminal.formatting import format_usd

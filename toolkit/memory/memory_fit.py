@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_type
 from sm_train.cost.speed_model import RECOMPUTATION, ActivationCheckpointing, TextEncoderPlacement
-from sm_train.entrypoints.common.job_config import (
+from sm_train.entrypoints.job_interface.job_config import (
     FSDP2_PYTORCH,
     JobConfigError,
     ModelConfig,

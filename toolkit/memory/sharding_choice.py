@@ -10,7 +10,7 @@ from sm_train.estimators.config.consistency import sharding_obstacle
 from sm_train.toolkit.memory.memory_fit import fits, memory_fit, unplanned
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.common.job_config import Sharding
+    from sm_train.entrypoints.job_interface.job_config import Sharding
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.estimators.config.stage import StageSection
 

@@ -7,27 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.common.checkpoint_layout import (
-    FINAL_MODEL,
-    parse_step_folder,
-)
-from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
-from sm_train.entrypoints.common.sagemaker_paths import stays_below
-from sm_train.entrypoints.object_store.store import StoredObject, store_of
-from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
+from sm_train.entrypoints.base.sagemaker_paths import stays_below
+from sm_train.entrypoints.job_interface.checkpoint_layout import FINAL_MODEL, parse_step_folder
+from sm_train.entrypoints.job_interface.lora_layers import LORA_FILE, PEFT_FILE
+from sm_train.entrypoints.records.upload_notes import UPLOAD_NOTES
+from sm_train.entrypoints.storage.store import StoredObject, store_of
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import download_all
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.checkpoints import (
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.platforms.find_run import find_run, parse_target
+from sm_train.toolkit.platforms.target import Kind
+from sm_train.toolkit.records.checkpoints import (
     StoredCheckpoint,
     require_stored,
     stored_checkpoints,
 )
-from sm_train.toolkit.jobs.local_folder import find_local_run
-from sm_train.toolkit.platforms.find_run import find_run
-from sm_train.toolkit.platforms.parse_target import parse_target
-from sm_train.toolkit.platforms.target import Kind
+from sm_train.toolkit.records.local_folder import find_local_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

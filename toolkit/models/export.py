@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.hub.client import create_repository, require_token, upload
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.models.checkpoint_source import StoredModel, find_stored, local_stage
+from sm_train.toolkit.models.hub.client import create_repository, require_token, upload
 from sm_train.toolkit.models.opened_checkpoint import downloaded, require_space
 from sm_train.toolkit.models.progress import byte_progress
-from sm_train.toolkit.sampling.sample import find_source, require_training_packages
+from sm_train.toolkit.models.sampling.sample import find_source, require_training_packages
 from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def export_local(folder: Path, request: ExportRequest) -> Path:
     Raises:
         UserError: it is incomplete or damaged, or the disk is too small.
     """
-    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
+    from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
     from sm_train.entrypoints.models import checkpoint_export
 
     source = find_source(folder)  # verifies digests

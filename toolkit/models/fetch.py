@@ -14,27 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.sagemaker_paths import stays_below
+from sm_train.entrypoints.base.sagemaker_paths import stays_below
 from sm_train.entrypoints.models.component_files import (
+    MANIFEST_FILE,
     VARIANT,
     ComponentFileError,
-    LocalComponents,
-    has_component,
-    read_json,
-    weight_files,
-)
-from sm_train.entrypoints.models.model_manifest import (
-    MANIFEST_FILE,
     FileDigest,
+    LocalComponents,
     ModelManifest,
     file_sha256,
+    has_component,
+    read_json,
     read_manifest,
+    weight_files,
 )
-from sm_train.entrypoints.object_store.store import ObjectStore
+from sm_train.entrypoints.storage.store import ObjectStore
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.hub.hub_repository import HubComponents
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.models.hub.hub_repository import HubComponents
 from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.models.checkpoint_source import StoredModel, find_stored, local_stage
 from sm_train.toolkit.models.progress import byte_progress
 from sm_train.toolkit.terminal.formatting import format_bytes

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.errors import UsageError
-from sm_train.toolkit.jobs.log_streams import JobLogs
-from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.base.errors import UsageError
+from sm_train.toolkit.base.wings import optional_module
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.platforms.target import RunPlace, Target
+from sm_train.toolkit.records.job_logs import JobLogs
+from sm_train.toolkit.records.run_job import RunJob
 
 ADAPTERS = {
     "local": "sm_train.toolkit.platforms.local.local_folder_run",
-    "node-records": "sm_train.toolkit.platforms.node_records.find_cluster_run",
-    "sagemaker": "sm_train.toolkit.platforms.sagemaker.find_sagemaker_run",
+    "node-records": "sm_train.toolkit.clusters.node_records.find_cluster_run",
+    "sagemaker": "sm_train.toolkit.platforms.sagemaker.sagemaker_run",
 }
-"""Platform → the module with its ``ADAPTER``, in the order in which they are asked for a run.
+"""Platform → the module with its ``ADAPTER``, in the order of the questions.
 
-Those that read only this machine, or what the user named, come first.
+Adapters that read only this machine, or what the user named, come first. An installation may lack
+that of clusters.
 """
 
 
@@ -88,8 +89,8 @@ class Adapter:
 
 def adapters() -> Iterator[Adapter]:
     """Import and yield the adapters in the order of the table."""
-    for module in ADAPTERS.values():
-        adapter: Adapter = import_module(module).ADAPTER
+    for module in filter(None, map(optional_module, ADAPTERS.values())):
+        adapter: Adapter = module.ADAPTER
         yield adapter
 
 

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement, StageMeasurement
-from sm_train.entrypoints.shared_work.storage import Storage
+from sm_train.entrypoints.storage.storage import Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.event_lines import Event, parse_events
-from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.jobs.log_streams import JobLogs, cause_of, whole_lines
-from sm_train.toolkit.jobs.platform import Platform
-from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.records.checkpoints import StoredCheckpoint
+from sm_train.toolkit.records.job_logs import Event, JobLogs, cause_of, parse_events, whole_lines
+from sm_train.toolkit.records.live_state import LiveState
+from sm_train.toolkit.records.run_job import Platform, RunJob
+from sm_train.toolkit.records.stage_state import StageState
 
 if TYPE_CHECKING:
     from sm_train.toolkit.aws.cloudwatch_metrics import Series
@@ -101,7 +99,7 @@ class PlacedRun(_Configured):
     given: str = ""
     """The global options that commands about it need in another folder, after a blank."""
 
-    watcher: ClassVar[str] = "sm_train.toolkit.watch.platform_watch"
+    watcher: ClassVar[str] = "sm_train.toolkit.runs.watch.platform_watch"
     """The module whose ``poll`` does what the run needs."""
     longest_pause: ClassVar[float] = float("inf")
     """Longest interval between polls of `watch`, in seconds."""

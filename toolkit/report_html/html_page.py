@@ -7,8 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.toolkit.errors import UserError
+from sm_train.entrypoints.base.atomic_write import write_atomic
+from sm_train.toolkit.base.errors import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Environment

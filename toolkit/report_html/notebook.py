@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.base.extras import require_extra
 from sm_train.toolkit.report_html.html_page import render
 
 if TYPE_CHECKING:

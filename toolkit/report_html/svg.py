@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.base.extras import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from datetime import datetime
 from sm_train.cost.actual_cost import FinishedJob
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
-from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.run_job import RunJob
 
 
 def read_jobs(

@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.spent import spent_usd
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.spent import spent_usd
 from sm_train.toolkit.platforms.adapters import adapters
+from sm_train.toolkit.records.run_job import RunJob
 from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.terminal.rich_table import rich_table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from sm_train.entrypoints.common.events import PREFIX
+from sm_train.entrypoints.job_interface.events import PREFIX
 from sm_train.toolkit.platforms.placed_run import JobLogLine
-from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.formatting import printable
 
 
 def print_line(line: JobLogLine, *, raw: bool, as_json: bool, with_node: bool) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.stage_state import StageState
 
 _LIVE = ("starting", "training", "restarting", "stalled")
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sm_train.entrypoints.job_records.budget import enforced_usd, is_spent
+from sm_train.entrypoints.records.budget import enforced_usd, is_spent
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.stage_state import StageState, current
-from sm_train.toolkit.jobs.training_job import BUDGET, STALL, USER
+from sm_train.toolkit.base.errors import ExitCode
+from sm_train.toolkit.records.run_job import RunJob
+from sm_train.toolkit.records.stage_state import StageState, current
+from sm_train.toolkit.records.training_job import BUDGET, STALL, USER
 from sm_train.toolkit.terminal.formatting import format_duration
 
 MAX_BACKOFF = timedelta(hours=1)

@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.projection import Projection, project
-from sm_train.toolkit.costing.spent import job_usd
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.live_events import failed_saves, lag_of, progress_of, shown_speed
-from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.spent import Projection, job_usd, project
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.live_state import (
+    LiveState,
+    failed_saves,
+    lag_of,
+    progress_of,
+    shown_speed,
+)
+from sm_train.toolkit.records.run_job import RunJob
+from sm_train.toolkit.records.stage_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 

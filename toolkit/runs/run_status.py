@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.uploads.lag import StorageLag
-from sm_train.toolkit.jobs.stage_state import StageState, State
+from sm_train.entrypoints.records.upload_lag import StorageLag
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.stage_state import StageState, State
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.run_state import RunState, read_state

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.stage_state import StageState
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import other_platform_message
 from sm_train.toolkit.runs.run_state import RunState, read_state

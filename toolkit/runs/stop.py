@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.placed_run import PlacedRun
+from sm_train.toolkit.records.run_job import RunJob
 
 _POLL_SECONDS = 5.0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.request.training_request import COMMIT_TAG
-from sm_train.toolkit.jobs.launch_record import DamagedRecordError, LaunchRecord, read_record
-from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.records.launch_record import DamagedRecordError, LaunchRecord, read_record
+from sm_train.toolkit.records.run_job import RunJob
 
 if TYPE_CHECKING:
     import boto3

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.bucket_settings import declare_buckets
-from sm_train.entrypoints.common.job_config import RUN_FILE
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.job_interface.job_config import RUN_FILE
+from sm_train.entrypoints.storage.bucket_settings import declare_buckets
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.estimators.bundle.bundle import Bundle, rebuild_bundle, unpack
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -18,10 +18,11 @@ from sm_train.estimators.request.launch_plan import pytorch_version
 from sm_train.estimators.request.training_request import BUCKET_OWNER_TAG, COMMIT_TAG, code_uri
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.costing.stages import predicted_speeds
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.memory.memory_fit import custom_plan
-from sm_train.toolkit.run_file import declare_run_buckets, load_recorded
+from sm_train.toolkit.memory.sharding_choice import with_sharding
+from sm_train.toolkit.planning.run_price import predicted_speeds
+from sm_train.toolkit.run_file.run_file import declare_run_buckets, load_recorded
 
 if TYPE_CHECKING:
     import boto3
@@ -59,13 +60,13 @@ def clone(
             f"--clone: the bundle of {job} holds no run document; sm-train did not make it"
         )
     document = json.loads(files[RUN_FILE])
-    config = load_recorded(document, changes, job)
+    config = with_sharding(load_recorded(document, changes, job))
     if config.name == document["name"] and not _sets_name(changes):
         name = _free_name(session, config, region)
-        config = load_recorded(document, [*changes, f"name={name}"], job)
+        config = with_sharding(load_recorded(document, [*changes, f"name={name}"], job))
     version = pytorch_version(config)
     declare_run_buckets(config)
-    same = version == pytorch_version(load_recorded(document, (), job))
+    same = version == pytorch_version(with_sharding(load_recorded(document, (), job)))
     bundle = rebuild_bundle(
         archive,
         config,

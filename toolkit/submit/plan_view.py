@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
-from sm_train.entrypoints.common.installed_form import install_command
-from sm_train.entrypoints.job_records.node_record import HEARTBEAT_SECONDS
+from sm_train.entrypoints.base.pip_install import install_command
 from sm_train.estimators.bundle.bundle import LARGE_BYTES, Bundle
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.manifests.manifest import Manifest
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.projection import Projection
-from sm_train.toolkit.costing.scope import (
+from sm_train.toolkit.base.extras import is_installed
+from sm_train.toolkit.memory.memory_fit import moved_text_encoders, stages_short_of_memory
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.scope import (
     UNWATCHED,
     WATCHERS,
-    Enforcer,
     enforcement_row,
     scope_rows,
     unusual_epochs,
 )
-from sm_train.toolkit.costing.training_plans import TrainingPlan, plan_problems
-from sm_train.toolkit.extras import is_installed
-from sm_train.toolkit.memory.memory_fit import moved_text_encoders, stages_short_of_memory
-from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.planning.spent import Projection
+from sm_train.toolkit.planning.training_plans import TrainingPlan, plan_problems
+from sm_train.toolkit.run_file.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes, KeyChange
 from sm_train.toolkit.submit.planned_job import RunPlan
 from sm_train.toolkit.submit.relocation import relocation_rows
@@ -49,8 +44,8 @@ from sm_train.toolkit.terminal.formatting import (
     format_total_usd,
     format_usd,
     format_usd_range,
+    printable,
 )
-from sm_train.toolkit.terminal.printable import printable
 from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
@@ -65,69 +60,43 @@ _MAX_VALUE = 60
 """Characters of a changed value; longer ones are cut."""
 
 
+class ShownPlan(Protocol):
+    """A plan of any platform; :class:`RunPlan` describes the fields."""
+
+    @property
+    def stage(self) -> StageSection: ...
+    @property
+    def from_step(self) -> int: ...
+    @property
+    def cost(self) -> Estimate: ...
+    @property
+    def whole(self) -> Estimate: ...
+    @property
+    def projection(self) -> Projection | None: ...
+
+
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print the plan of the whole run and what starts now, at most 100 columns wide."""
     from rich.text import Text
 
     submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
-    console.print(_stage_table(submission.config, plan, console.width))
+    console.print(stage_table(submission.config, plan, console.width))
     console.print()
-    rows = (*_starts_now(plan), *_launches(submission), *_details(submission, plan.whole))
-    console.print(_two_columns(rows))
+    rows = (*starts_now(plan), *_launches(submission), *_details(submission, plan.whole))
+    console.print(two_columns(rows))
     for line in warnings(submission, plan.whole):
         console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
     if missing:
         console.print("\n[bold]Not measured[/]")
-        console.print(_two_columns(("-", line) for line in missing))
+        console.print(two_columns(("-", line) for line in missing))
     for line in _changes(plan.changes):
         console.print(line, markup=False)
     console.print()
 
 
-@dataclass(frozen=True)
-class ClusterPlan:
-    """What is shown before a job starts on Slurm or Kubernetes; see :class:`RunPlan`."""
-
-    config: RunConfig
-    manifest: Manifest
-    stage: StageSection
-    from_step: int
-    cost: Estimate
-    whole: Estimate
-    projection: Projection | None
-
-
-def show_cluster_plan(plan: ClusterPlan, console: Console) -> None:
-    """Print the plan of the whole run and what starts now on a cluster."""
-    config, manifest = plan.config, plan.manifest
-    console.print(f"\n[bold]Plan for {config.name}[/] on {manifest.title}\n")
-    console.print(_stage_table(config, plan, console.width))
-    console.print()
-    samples, _, budget = scope_rows(as_document(plan.whole), config)
-    price = as_document(plan.whole)["stages"][0]
-    rows = [
-        *_starts_now(plan),
-        (
-            "code",
-            f"{manifest.code_uri}, or the shared folder"
-            if manifest.has_partitions
-            else manifest.code_uri,
-        ),
-        ("start", manifest.commands["start"]),
-        ("resume", manifest.commands["resume"]),
-        samples,
-        budget,
-        _cluster_enforcement(plan),
-        *_effective_rows(as_document(plan.whole), config),
-        ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
-    ]
-    console.print(_two_columns(rows))
-    console.print()
-
-
-def _effective_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:
+def effective_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:
     """Return a row with the share of the billed time that is expected to train, and what a failure
     costs: the start-up, and half of the steps between two checkpoints.
     """
@@ -145,23 +114,6 @@ def _effective_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[s
     return [("effective", text)]
 
 
-def _cluster_enforcement(plan: ClusterPlan) -> tuple[str, str]:
-    """Return label and text of what stops a run on a cluster at its budget."""
-    config, manifest, document = plan.config, plan.manifest, as_document(plan.whole)
-    schedule = manifest.watch_schedule
-    if schedule is None:
-        return enforcement_row(document, config, ())
-    minutes = re.match(r"\*/(\d+) ", schedule)
-    # A heartbeat carries the request to the nodes, which then save a checkpoint.
-    seconds = 60.0 * (int(minutes[1]) if minutes else 60) + HEARTBEAT_SECONDS
-    seconds += config.kubernetes.grace_period
-    if manifest.has_partitions:
-        crontab = Enforcer(f"Slurm's crontab ({schedule}) once `watch-on` has run", seconds)
-        return enforcement_row(document, config, [WATCHERS[0], crontab])
-    cron_job = Enforcer(f"the CronJob of the manifest ({schedule})", seconds)
-    return enforcement_row(document, config, [cron_job])
-
-
 def _data_source(config: RunConfig) -> str:
     """Describe where training jobs read the shards, and which of them each instance sees."""
     mounted = config.data.file_system
@@ -171,7 +123,8 @@ def _data_source(config: RunConfig) -> str:
     return f"{config.data.uri} (FastFile, {distribution})"
 
 
-def _stage_table(config: RunConfig, plan: RunPlan | ClusterPlan, width: int) -> Table:
+def stage_table(config: RunConfig, plan: ShownPlan, width: int) -> Table:
+    """Return the table of a run's stages, with cost and time of each."""
     shown = [name for name in _COLUMNS if name != "max_steps" or width >= _NARROW]
     table = rich_table(
         shown, right=[name for name in shown if name not in ("stage", "cluster")], gap=1
@@ -205,7 +158,7 @@ def _stage_table(config: RunConfig, plan: RunPlan | ClusterPlan, width: int) -> 
     return table
 
 
-def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
+def two_columns(rows: Iterable[tuple[str, str]]) -> Table:
     """Return labels with values that wrap below themselves, not below the labels."""
     from rich.text import Text
 
@@ -217,7 +170,7 @@ def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _starts_now(plan: RunPlan | ClusterPlan) -> Iterator[tuple[str, str]]:
+def starts_now(plan: ShownPlan) -> Iterator[tuple[str, str]]:
     """Yield what starts now, and at what cost."""
     now, whole = (as_document(cost)["total"] for cost in (plan.cost, plan.whole))
     steps = f" at step {plan.from_step:,} of {plan.stage.max_steps:,}" if plan.from_step else ""
@@ -285,7 +238,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
         *_patch_rows(config.cluster),
         *scope_rows(as_document(whole), config),
         enforcement_row(as_document(whole), config, WATCHERS, UNWATCHED),
-        *_effective_rows(as_document(whole), config),
+        *effective_rows(as_document(whole), config),
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "

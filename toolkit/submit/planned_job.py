@@ -12,18 +12,16 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.request_patch import additions
 from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.costing.history import History, history_uri, read_history, with_speeds
-from sm_train.toolkit.costing.measured_speeds import (
-    applicable,
-    read_measured_object,
-)
-from sm_train.toolkit.costing.projection import Projection
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.launch_record import JobNameClaim
-from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.checks.training_data import require_components
+from sm_train.toolkit.planning.history import History, history_uri, read_history, with_speeds
+from sm_train.toolkit.planning.measured_speeds import applicable, read_measured_object
+from sm_train.toolkit.planning.run_price import estimate_run
+from sm_train.toolkit.planning.spent import Projection
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.records.launch_record import JobNameClaim
+from sm_train.toolkit.records.stage_state import StageState
+from sm_train.toolkit.records.training_job import jobs_of_run
 from sm_train.toolkit.runs.remediation import StartJob, other_platform_message
 from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.changes import Changes, changes_since_last_job
@@ -31,7 +29,6 @@ from sm_train.toolkit.submit.relocation import job_launch, require_run_data, sta
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record, with_stored_facts
-from sm_train.toolkit.submit.training_data import require_components
 
 if TYPE_CHECKING:
     import boto3

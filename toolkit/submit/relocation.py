@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.json_document import as_document
-from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.storage.store import store_of
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bundle
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
@@ -30,17 +30,16 @@ from sm_train.estimators.request.training_request import (
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket, split_uri
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.stages import predicted_speeds
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.checks.training_data import require_index, require_shards
 from sm_train.toolkit.memory.memory_fit import custom_plan
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.run_price import estimate_run, predicted_speeds
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.records.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job
-from sm_train.toolkit.submit.training_data import require_index, require_shards
 from sm_train.toolkit.terminal.console import bytes_bar
 from sm_train.toolkit.terminal.formatting import format_usd
 

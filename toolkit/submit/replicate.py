@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
-from sm_train.entrypoints.object_store.store import StoredObject, store_of
+from sm_train.entrypoints.job_interface.checkpoint_layout import MARKER, step_folder_name
+from sm_train.entrypoints.storage.store import StoredObject, store_of
 from sm_train.estimators.request.training_request import TrainingRequest, stage_name
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.records.stage_state import StageState
 
 if TYPE_CHECKING:
     import boto3

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import run_document
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.scope import scope_rows
-from sm_train.toolkit.costing.training_plans import described_plan, plan_problems
-from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.index_facts import with_stored_index
-from sm_train.toolkit.jobs.launch_record import LaunchRecord
-from sm_train.toolkit.jobs.stage_state import current
-from sm_train.toolkit.platforms.parse_target import run_target
-from sm_train.toolkit.platforms.sagemaker.find_sagemaker_run import open_run
-from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.memory.sharding_choice import with_sharding
+from sm_train.toolkit.planning.run_price import estimate_run, remaining_alternative_costs
+from sm_train.toolkit.planning.scope import scope_rows
+from sm_train.toolkit.planning.training_plans import described_plan, plan_problems
+from sm_train.toolkit.platforms.find_run import run_target
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun, open_run
 from sm_train.toolkit.platforms.target import Kind
-from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
+from sm_train.toolkit.records.launch_record import LaunchRecord
+from sm_train.toolkit.records.stage_state import current
+from sm_train.toolkit.run_file.index_facts import with_stored_index
+from sm_train.toolkit.run_file.run_file import RUN_FILE_ENDINGS, load
 from sm_train.toolkit.runs.run_state import projected, stages_of
 from sm_train.toolkit.submit.changes import KeyChange, changed_keys, recorded_document
 from sm_train.toolkit.submit.plan_view import change_lines, plan_rows
@@ -190,7 +189,7 @@ def _differing_files(
         if path.suffix not in RUN_FILE_ENDINGS or not path.is_file():
             continue
         try:
-            config = load(path)
+            config = with_sharding(load(path))
         except (UserError, OSError):
             continue  # no run file, or one that cannot be submitted as it is
         if config.name == name:

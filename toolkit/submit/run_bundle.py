@@ -9,9 +9,9 @@ from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.bundle.user_code import UserCodeError, read_user_code
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import pytorch_version
-from sm_train.toolkit.costing.stages import predicted_speeds
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.memory.memory_fit import custom_plan
+from sm_train.toolkit.planning.run_price import predicted_speeds
 
 
 def bundle_of(config: RunConfig, base: Path) -> Bundle:

@@ -10,9 +10,9 @@ from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.errors import CapacityError
-from sm_train.toolkit.jobs.launch_record import JobNameClaim, LaunchRecord, first_free_attempt
-from sm_train.toolkit.jobs.training_job import AUTO_ADVANCE_TAG, CAUSE_TAG, FROM_STEP_TAG
+from sm_train.toolkit.base.errors import CapacityError
+from sm_train.toolkit.records.launch_record import JobNameClaim, LaunchRecord, first_free_attempt
+from sm_train.toolkit.records.training_job import AUTO_ADVANCE_TAG, CAUSE_TAG, FROM_STEP_TAG
 from sm_train.toolkit.runs.remediation import StartJob
 
 if TYPE_CHECKING:

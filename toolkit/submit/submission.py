@@ -23,15 +23,15 @@ from sm_train.estimators.request.training_request import (
     training_request,
     training_requests,
 )
-from sm_train.toolkit.costing.history import History
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.training_plans import TrainingPlan, described_plan
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.extras import is_installed
-from sm_train.toolkit.index_facts import Expiries, stored_expiries, with_stored_index
-from sm_train.toolkit.jobs.launch_record import LaunchRecord
-from sm_train.toolkit.jobs.training_job import PRICE_TAG, price_tag
+from sm_train.toolkit.base.errors import ExitCode, UserError
+from sm_train.toolkit.base.extras import is_installed
+from sm_train.toolkit.planning.history import History
+from sm_train.toolkit.planning.price_table import price_table
+from sm_train.toolkit.planning.run_price import estimate_run
+from sm_train.toolkit.planning.training_plans import TrainingPlan, described_plan
+from sm_train.toolkit.records.launch_record import LaunchRecord
+from sm_train.toolkit.records.training_job import PRICE_TAG, price_tag
+from sm_train.toolkit.run_file.index_facts import Expiries, stored_expiries, with_stored_index
 from sm_train.toolkit.submit.relocation import (
     RelocatedDocuments,
     relocated_documents,

@@ -13,25 +13,24 @@ from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training_request import TrainingRequest
-from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.aws.console_pages import training_job_url
-from sm_train.toolkit.aws.session import open_session, open_session_if_possible
-from sm_train.toolkit.costing.history import History
-from sm_train.toolkit.costing.projection import Projection
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.scope import budget_restriction
-from sm_train.toolkit.costing.worst_case import (
+from sm_train.toolkit.aws.session import open_session, open_session_if_possible, training_job_url
+from sm_train.toolkit.base.errors import AccessError, ExitCode, UserError
+from sm_train.toolkit.base.extras import require_extra
+from sm_train.toolkit.planning.history import History
+from sm_train.toolkit.planning.run_price import (
     PricedCluster,
     alternative_costs,
+    estimate_run,
     most_expensive,
     remaining_alternative_costs,
     total,
     up_to_suffix,
 )
-from sm_train.toolkit.errors import AccessError, ExitCode, UserError
-from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.placeholders import find_placeholders
-from sm_train.toolkit.platforms.sagemaker.find_sagemaker_run import options_elsewhere
+from sm_train.toolkit.planning.scope import budget_restriction
+from sm_train.toolkit.planning.spent import Projection
+from sm_train.toolkit.platforms.sagemaker.sagemaker_run import options_elsewhere
+from sm_train.toolkit.run_file.placeholders import find_placeholders
+from sm_train.toolkit.runs.alarms.alarms import sync_alarms
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.base.atomic_write import write_atomic
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.jobs.local_folder import (
+from sm_train.toolkit.records.checkpoints import local_checkpoints
+from sm_train.toolkit.records.job_logs import LOG_NAME
+from sm_train.toolkit.records.local_folder import (
     DEFAULT_FOLDER,
     FINISHED_NAME,
     LocalRunFolder,
     final_model,
     finished_step,
 )
-from sm_train.toolkit.local.docker import require_docker
-from sm_train.toolkit.local.folders import LocalFolders, has_model
-from sm_train.toolkit.local.launcher import default_nodes, exclusive_run, run_stage
+from sm_train.toolkit.submit.local.docker import require_docker
+from sm_train.toolkit.submit.local.folders import LocalFolders, has_model
+from sm_train.toolkit.submit.local.launcher import default_nodes, exclusive_run, run_stage
 from sm_train.toolkit.submit.submission import choose_stages
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import plural
@@ -66,7 +66,7 @@ def run_locally(
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
     """
     if image is not None:
-        from sm_train.toolkit.local.containers import build_command
+        from sm_train.toolkit.submit.local.containers import build_command
 
         require_docker(image, build_command())
     stages = choose_stages(config, stage)

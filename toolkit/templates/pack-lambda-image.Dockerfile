@@ -11,4 +11,4 @@ FROM ${BASE}
 COPY estimators/data/requirements-pack-lambda.txt /tmp/requirements.txt
 RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
 COPY entrypoints ${LAMBDA_TASK_ROOT}/sm_train/entrypoints
-CMD ["sm_train.entrypoints.streaming.lambda_handler.stage"]
+CMD ["sm_train.entrypoints.data_prep.streaming.lambda_handler.stage"]

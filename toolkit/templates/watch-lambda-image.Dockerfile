@@ -14,4 +14,4 @@ COPY toolkit ${LAMBDA_TASK_ROOT}/sm_train/toolkit
 COPY estimators ${LAMBDA_TASK_ROOT}/sm_train/estimators
 COPY cost ${LAMBDA_TASK_ROOT}/sm_train/cost
 COPY entrypoints ${LAMBDA_TASK_ROOT}/sm_train/entrypoints
-CMD ["sm_train.toolkit.watch.lambda_handler.handler"]
+CMD ["sm_train.toolkit.runs.watch.lambda_handler.handler"]

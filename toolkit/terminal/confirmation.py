@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import click
 import click.termui
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.terminal.console import write_line
-from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.formatting import printable
 
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False, "": False}
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.formatting import printable
 from sm_train.toolkit.terminal.text_table import terminal_width
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.formatting import printable
 
 # OWASP, "CSV Injection" (2026-11): spreadsheets evaluate a cell that starts with one of these
 # characters, some also after spaces and in their full-width form.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from sm_train.entrypoints.common.signals import record_interrupt, was_interrupted
+from sm_train.entrypoints.base.signals import record_interrupt, was_interrupted
 
 _is_complete = False
 _is_repeated = False

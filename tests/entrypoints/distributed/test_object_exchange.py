@@ -15,8 +15,8 @@ import pytest
 import torch.distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.common.digests import machine_key, seal
-from sm_train.entrypoints.common.error import Error
+from sm_train.entrypoints.base.digests import machine_key, seal
+from sm_train.entrypoints.base.error import Error
 from sm_train.entrypoints.distributed import messages, object_exchange
 from sm_train.entrypoints.distributed.messages import ForgedMessageError, Messages, MissingNodeError
 from sm_train.entrypoints.distributed.object_exchange import ObjectExchange

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed  # noqa: F401  importing it later would take time of a node's timeout
-from sm_train.entrypoints.common.digests import seal
+from sm_train.entrypoints.base.digests import seal
 from sm_train.entrypoints.distributed.messages import ForgedMessageError, MissingNodeError
 from sm_train.entrypoints.distributed.rendezvous import (
     RendezvousAddress,
@@ -22,7 +22,7 @@ from sm_train.entrypoints.distributed.rendezvous import (
     join,
     wait_for_nodes,
 )
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.support.cluster.training_jobs import free_port
 from tests.support.deadline import DEADLINE
@@ -132,7 +132,7 @@ def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
     resources = {"current_host": "algo-1", "hosts": names}
     (config / "resourceconfig.json").write_text(json.dumps(resources))
     program = (
-        "import sys\nfrom sm_train.entrypoints import launch\n"
+        "import sys\nfrom sm_train.entrypoints.launcher import launch\n"
         "from sm_train.entrypoints.distributed import rendezvous\n"
         "rendezvous.wait_for_nodes.__kwdefaults__['timeout'] = 1.0\n"
         "launch.hyperparameters = lambda _: []\n"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.data_prep.packing.reencode import is_convertible, reencode
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
-from sm_train.entrypoints.packing.reencode import is_convertible, reencode
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR
 
 from tests.support.images.color_pictures import PATCH, SIDE, browser_pictures, centers
 

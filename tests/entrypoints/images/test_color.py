@@ -12,14 +12,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, UNRECORDED_COLOR, ColorPolicy
+from sm_train.entrypoints.data_prep.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.data_prep.packing.reencode import decode_upright, reencode
 from sm_train.entrypoints.images.conversions import profile_conversion
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.images.stored_color import read_stored_color
-from sm_train.entrypoints.packing.image_metadata import read_image_metadata
-from sm_train.entrypoints.packing.reencode import decode_upright, reencode
+from sm_train.entrypoints.job_interface.job_config import (
+    DEFAULT_COLOR,
+    UNRECORDED_COLOR,
+    ColorPolicy,
+)
 
 from tests.support.images.color_pictures import (
     CHART,

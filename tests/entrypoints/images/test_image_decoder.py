@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
-from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR as STORED
+from sm_train.entrypoints.data_prep.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.data_prep.packing.reencode import reencode
 from sm_train.entrypoints.images import image_decoder
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.images.image_header import DecodeError, exif_orientation, image_size
 from sm_train.entrypoints.images.stored_color import StoredColor
-from sm_train.entrypoints.packing.image_metadata import read_image_metadata
-from sm_train.entrypoints.packing.reencode import reencode
+from sm_train.entrypoints.job_interface.job_config import UNRECORDED_COLOR as STORED
 
 from tests.support.images.lossless_jpeg import lossless_jpeg
 

@@ -10,12 +10,12 @@ from itertools import islice
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.data_prep.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.data_prep.packing.reencode import is_convertible, reencode
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
-from sm_train.entrypoints.packing.image_metadata import read_image_metadata
-from sm_train.entrypoints.packing.reencode import is_convertible, reencode
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR
 
 from tests.support.images.mutations import mutations, small_images
 

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.data_prep.packing.image_metadata import MAX_PIXELS, read_image_metadata
+from sm_train.entrypoints.data_prep.packing.reencode import is_convertible, reencode
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError, read_header
 from sm_train.entrypoints.images.stored_color import read_stored_color
-from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS, read_image_metadata
-from sm_train.entrypoints.packing.reencode import is_convertible, reencode
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR
 
 MANIFEST = Path(__file__).parents[2] / "support" / "images" / "public_corpora.json"
 CORPORA: dict[str, str] = json.loads(MANIFEST.read_text())

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sm_train.entrypoints.checkpointing.checkpoint_files import (
-    CheckpointError,
-)
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export, export_bytes
 from sm_train.entrypoints.models.components import read_preset

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.checkpointing.safetensors_header import HeaderError, parse_header
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
-from sm_train.entrypoints.models.component_check import (
-    ContradictionError,
-    component_problems,
-    learned_sigma,
-    noise_settings,
-)
+from sm_train.entrypoints.checkpoints.safetensors_header import HeaderError, parse_header
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     read_header,
     read_json,
     weight_files,
 )
-from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.models.components import (
+    ContradictionError,
+    component_problems,
+    learned_sigma,
+    noise_settings,
+    read_preset,
+)
 from sm_train.entrypoints.models.weight_files import read_layout
 
 from tests.support.models.components import Files, as_json, published, safetensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.job_interface.job_config import JobConfigError
 from sm_train.entrypoints.models.components import read_preset
 
 

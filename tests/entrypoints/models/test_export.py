@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from sm_train.entrypoints.common.job_config import ModelConfig
+from sm_train.entrypoints.job_interface.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.model_folders import save_components, save_model, share_model
 

@@ -14,11 +14,11 @@ from sm_train.entrypoints.planning.memory import plan_preset
 from sm_train.entrypoints.training.compilation import compile_repeated
 from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.cost_stages import cost_stages
-from sm_train.toolkit.costing.stages import with_model_figures
+from sm_train.toolkit.planning.run_price import with_model_figures
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the usual name
 
-from tests.entrypoints.training.test_compiled_layers import FAMILIES, output_and_gradients
+from tests.entrypoints.training.compiled_layers_support import FAMILIES, output_and_gradients
 from tests.support.capabilities import link_optional_package
 from tests.support.models import build
 from tests.support.run_documents import config, stage
@@ -88,7 +88,7 @@ def test_compiled_layers_in_fp8_are_one_graph() -> None:
 
 
 def test_network_without_such_layers_is_refused() -> None:
-    from sm_train.entrypoints.common.job_config import JobConfigError
+    from sm_train.entrypoints.job_interface.job_config import JobConfigError
 
     with pytest.raises(JobConfigError, match="no layer of the network can use it; write bf16"):
         use_fp8(nn.Sequential(nn.Linear(64, 64)), CPU)

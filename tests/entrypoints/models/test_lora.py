@@ -12,33 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import (
-    MODEL,
+from sm_train.entrypoints.checkpoints.checkpoint_files import (
     CheckpointError,
-    write_file,
-    write_marker,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
-from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.models import checkpoint_export
-from sm_train.entrypoints.models.builder import ModelComponents, build_components
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.models.image_sampling import find_source, load_pipeline
 from sm_train.entrypoints.models.lora import load_adapter
-from sm_train.entrypoints.models.model_folders import TrainedWeights, save_components, save_model
 from sm_train.entrypoints.models.trained_network import Network
-from sm_train.entrypoints.models.weight_files import TensorSpec, read_layout
+from sm_train.entrypoints.models.weight_files import read_layout
 from sm_train.entrypoints.planning.measure import measure_pass
 from sm_train.entrypoints.planning.memory import plan_path, plan_preset
-from sm_train.entrypoints.training.state_dict import model_tensors
 
+from tests.entrypoints.models.lora_support import LORA, run_folder, train
 from tests.support.capabilities import link_optional_package
-from tests.support.models import build, open_adapters, record, save
+from tests.support.models import build, open_adapters, save
 
 pytestmark = pytest.mark.integration
-
-LORA = LoraConfig(rank=4, alpha=6.0, targets=None, dropout=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,39 +41,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
-
-
-def train(preset: str, base: Path, lora: LoraConfig = LORA, **model: Any) -> ModelComponents:
-    """Return the model in ``base`` with an adapter whose weights are not zero."""
-    parts = build(preset, components=base, lora=lora, **model)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in parts.network.parameters():
-            if parameter.requires_grad:
-                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return parts
-
-
-def weights(parts: ModelComponents) -> TrainedWeights:
-    tensors = model_tensors(parts.trained_module())
-    layout = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-    return TrainedWeights(tensors.items(), layout, 3, "raw")
-
-
-def run_folder(parts: ModelComponents, base: Path, folder: Path) -> Path:
-    """Write what a job leaves: components, one checkpoint and the final adapter."""
-    save_components(parts, base, record(), folder / "components")
-    save_model(folder / "components", weights(parts), folder / "final")
-    checkpoint = folder / "step-00000003"
-    checkpoint.mkdir()
-    tensors = model_tensors(parts.trained_module())
-    shards = {
-        ShardSpec(f"{MODEL}{name}", (0,) * tensor.dim()): tensor.detach()
-        for name, tensor in tensors.items()
-    }
-    file = write_file(checkpoint, shard_file_name(0), lambda path: save_shards(path, shards))
-    write_marker(checkpoint, 3, 1, "fingerprint", [file])
-    return folder
 
 
 def export(folder: Path, out: Path, **options: Any) -> Path:
@@ -219,7 +178,7 @@ def test_a_stage_continues_the_previous_adapter(tmp_path: Path) -> None:
 
 
 def build_model_config(preset: str, lora: LoraConfig) -> Any:
-    from sm_train.entrypoints.common.job_config import ModelConfig
+    from sm_train.entrypoints.job_interface.job_config import ModelConfig
 
     return ModelConfig(preset, None, None, None, None, lora=lora)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
+from sm_train.entrypoints.checkpoints.checkpoint_files import CheckpointError
 from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export
 from sm_train.entrypoints.models.image_sampling import ModelSource, find_source, load_pipeline
 

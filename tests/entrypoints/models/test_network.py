@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, read_job_config
-from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.sampler import DataPosition
+from sm_train.entrypoints.data_loading.batches import Batch
+from sm_train.entrypoints.data_loading.sampler import DataPosition
 from sm_train.entrypoints.distributed.fsdp import mesh_shape
+from sm_train.entrypoints.job_interface.job_config import (
+    JobConfigError,
+    ModelConfig,
+    read_job_config,
+)
 from sm_train.entrypoints.models.builder import build_components, load_text_encoders
 from sm_train.entrypoints.models.components import PRESETS, read_preset
 from sm_train.entrypoints.models.pipeline import Text, predict

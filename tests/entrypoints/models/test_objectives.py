@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.models.objectives import (
     DiffusionObjective,

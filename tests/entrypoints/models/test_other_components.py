@@ -117,7 +117,7 @@ def test_other_components_are_refused_unless_they_are_accepted(
 def test_latents_of_components_of_equal_shapes_are_not_trained_on(
     tmp_path: Path, folders: tuple[Path, Path], cli: Any
 ) -> None:
-    from tests.cluster.test_latents import latent_channels, latent_job, pack
+    from tests.support.cluster.latents_support import latent_channels, latent_job, pack
 
     first, second = folders
     assert pack(cli, tmp_path, first).returncode == 0

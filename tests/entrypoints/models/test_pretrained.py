@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.job_interface.job_config import JobConfigError
 from sm_train.entrypoints.models.builder import ModelComponents, require_unchanged
-from sm_train.entrypoints.models.model_folders import load_model
-from sm_train.entrypoints.models.model_manifest import (
+from sm_train.entrypoints.models.component_files import (
     MANIFEST_FILE,
     FileDigest,
     ModelManifest,
     file_sha256,
 )
+from sm_train.entrypoints.models.model_folders import load_model
 from sm_train.entrypoints.models.pipeline import Text, predict
 
 from tests.support.models import build, save

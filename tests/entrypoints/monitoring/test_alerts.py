@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sm_train.entrypoints.common.job_config import AlertsConfig
+from sm_train.entrypoints.job_interface.job_config import AlertsConfig
 from sm_train.entrypoints.monitoring.alert_sinks import (
     SLACK_VARIABLE,
     WEBHOOK_VARIABLE,

@@ -19,7 +19,7 @@ from sm_train.entrypoints.monitoring.first_failure import (
     exception,
     is_disconnection,
 )
-from sm_train.entrypoints.watchdog.exit_watcher import ExitWatcher
+from sm_train.entrypoints.monitoring.watchdog.exit_watcher import ExitWatcher
 
 from tests.support.deadline import DEADLINE
 

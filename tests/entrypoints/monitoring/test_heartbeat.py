@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.common import procfs
+from sm_train.entrypoints.monitoring import procfs
 from sm_train.entrypoints.monitoring.heartbeat import (
     ExitState,
     HeartbeatReader,

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.common.index_location import removal_list_uri
+from sm_train.entrypoints.job_interface.index_location import removal_list_uri
 from sm_train.entrypoints.monitoring.alert_sinks import SnsSink, secret
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.secret_values import read_key
-from sm_train.entrypoints.removal import removed_samples
-from sm_train.entrypoints.removal.removal_list import RemovalList
-from sm_train.entrypoints.removal.removed_samples import RemovedSamples, channel_removals
+from sm_train.entrypoints.shards import removed_samples
+from sm_train.entrypoints.shards.removal_list import RemovalList
+from sm_train.entrypoints.shards.removed_samples import RemovedSamples, channel_removals
 
 from tests.conftest import Aws, Cli
 from tests.support.aws.policy_enforcement import ACCOUNT

@@ -6,10 +6,16 @@ What each does is tested next to its module, by its name.
 from __future__ import annotations
 
 import pytest
-from sm_train.entrypoints.job_records import alert_outbox, node_record, node_recorder
-from sm_train.entrypoints.monitoring import alert_sinks, first_failure, stall_detector, stragglers
+from sm_train.entrypoints.monitoring import (
+    alert_outbox,
+    alert_sinks,
+    first_failure,
+    stall_detector,
+    stragglers,
+)
 from sm_train.entrypoints.monitoring.heartbeat import Phase
-from sm_train.entrypoints.watchdog import stall_watch, storage_report
+from sm_train.entrypoints.monitoring.watchdog import stall_watch, storage_report
+from sm_train.entrypoints.records import node_record, node_recorder
 
 LIMITS = {
     "an alert is sent for a week": (alert_outbox._KEPT_SECONDS, 604_800.0),

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.procfs import descendants, describe, read_bytes, state
+from sm_train.entrypoints.job_interface.events import EventLog
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.monitoring.node_event import NodeReport
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, Reading, event_fields, rates
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.entrypoints.monitoring.procfs import descendants, describe, read_bytes, state
+from sm_train.toolkit.records.job_logs import parse_event
 
 NET = """\
 Inter-|   Receive                                                |  Transmit

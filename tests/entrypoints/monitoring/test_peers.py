@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.common.digests import message_key, seal
+from sm_train.entrypoints.base.digests import message_key, seal
 from sm_train.entrypoints.monitoring.first_failure import Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.peers import (
@@ -24,6 +23,8 @@ from sm_train.entrypoints.monitoring.peers import (
 )
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals
+
+from tests.entrypoints.monitoring.peers_support import free_port
 
 RANK = RankStatus(8, 1, Phase.STEP, 5, 11)
 STATUS = NodeStatus((RANK,), PeerStall("no heartbeat", 2.0), None, (BusyTotals(8, 1, 5, 2.5, 0.0),))
@@ -36,13 +37,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def linked_pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[PeerLink, PeerLink]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.cost.timeline import mean_speed
-from sm_train.entrypoints.monitoring.training_clock import TrainingClock
+from sm_train.entrypoints.monitoring.heartbeat import TrainingClock
 
 INTERVALS = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.1, 1000.0), st.floats(0.0, 1.0)),

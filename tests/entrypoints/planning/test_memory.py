@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import OptimizerConfig
+from sm_train.entrypoints.job_interface.job_config import OptimizerConfig
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.planning.memory import plan_preset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.job_interface.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.planning.mfu import mfu_meter, mfu_meter_of
 
 from tests.support.cluster.training_jobs import tiny_run

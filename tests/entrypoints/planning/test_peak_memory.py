@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sm_train.entrypoints.common.job_config import LoraConfig
+from sm_train.entrypoints.job_interface.job_config import LoraConfig
 from sm_train.entrypoints.planning.memory import plan_preset
 
 from tests.support.deadline import DEADLINE

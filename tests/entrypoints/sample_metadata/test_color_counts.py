@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, UNRECORDED_COLOR, ColorPolicy
+from sm_train.entrypoints.job_interface.job_config import (
+    DEFAULT_COLOR,
+    UNRECORDED_COLOR,
+    ColorPolicy,
+)
 from sm_train.entrypoints.sample_metadata.color_counts import (
     ColorCounts,
     latents_problem,

@@ -13,13 +13,13 @@ from typing import Any
 import accelerate.test_utils.scripts as accelerate_scripts
 import pytest
 import torch
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
+from sm_train.entrypoints.job_interface.checkpoint_layout import MARKER, CheckpointMarker
 from sm_train.entrypoints.script import saved_states
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.costing.measured_throughput import measure_speed
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.planning.measured_speeds import measure_speed
+from sm_train.toolkit.records.checkpoints import local_checkpoints
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.support.cluster.training_jobs import (
     Job,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
+from sm_train.entrypoints.checkpoints.checkpoint_files import shard_files
+from sm_train.entrypoints.checkpoints.sharded_tensors import load_full
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+from sm_train.toolkit.records.checkpoints import local_checkpoints
 
 from tests.support.cluster.training_jobs import (
     Job,

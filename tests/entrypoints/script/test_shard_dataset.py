@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sm_train
 from sm_train import ShardDataset
-from sm_train.entrypoints.data.shard_format import DataError
+from sm_train.entrypoints.shards.shard_format import DataError
 
 from tests.support.cluster.training_jobs import sample, write_shard
 from tests.support.image_files import image_bytes

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from sm_train.entrypoints.common.events import FIELDS, EventLog, format_event
-from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.job_interface.events import FIELDS, EventLog, format_event
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.monitoring.heartbeat import (
     create_private_folder,
     heartbeat_folder,
@@ -29,7 +29,7 @@ from sm_train.entrypoints.monitoring.node_event import LastNodeEvent
 from sm_train.entrypoints.tracking.feed import TrackerFeed, tracker_feeds
 from sm_train.entrypoints.tracking.scalars import STEP_TAGS
 from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 
 from tests.conftest import Mount
 from tests.entrypoints.tracking.wandb_server import wandb_server
@@ -174,7 +174,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from sm_train.entrypoints.common.job_config import TrackerConfig
+from sm_train.entrypoints.job_interface.job_config import TrackerConfig
 from sm_train.entrypoints.tracking.wandb_tracker import WandbTracker
 
 tracker = WandbTracker(TrackerConfig("wandb"), "demo", "demo", Path(sys.argv[1]) / "wandb", None)
@@ -419,7 +419,7 @@ def test_a_tracker_ends_after_its_training_process_was_killed() -> None:
     """Also while its client hangs, and with the processes that it has started."""
     tracker = """
 import os, subprocess, sys
-from sm_train.entrypoints.common.parent_death import kill_group_after_parent
+from sm_train.entrypoints.base.signals import kill_group_after_parent
 kill_group_after_parent(int(sys.argv[1]), 0.0)
 client = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print("started", flush=True)
@@ -452,7 +452,7 @@ def test_other_ranks_start_no_tracker(
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from sm_train.entrypoints.common.job_config import TrackerConfig
+    from sm_train.entrypoints.job_interface.job_config import TrackerConfig
     from sm_train.entrypoints.tracking.packages import ensure_packages
     from sm_train.entrypoints.tracking.tracker import TrackerError
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
-from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST, SageMakerPaths
-from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.data.loader import open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.base.sagemaker_paths import STOP_REQUEST, SageMakerPaths
+from sm_train.entrypoints.base.signals import StopSignal
+from sm_train.entrypoints.data_loading.loader import open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.job_interface.events import EventLog
+from sm_train.entrypoints.job_interface.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
-from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.records.job_logs import parse_event
 from torch import Tensor
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
-from sm_train.entrypoints.common.job_config import read_job_config
-from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.data_prep.packing.latent_encoder import LatentEncoder
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
+from sm_train.entrypoints.job_interface.job_config import DEFAULT_COLOR as SRGB
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.models.model_folders import save_components
 from sm_train.entrypoints.models.pipeline import Text, predict
-from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
-from sm_train.entrypoints.packing.shard_verification import scan_shard
+from sm_train.entrypoints.shards.shard_index import write_index
+from sm_train.entrypoints.shards.shard_verification import scan_shard
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 
 from tests.support.cluster.training_jobs import tiny_run, write_shard

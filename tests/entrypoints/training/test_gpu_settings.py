@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.job_interface.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.training.gpu_settings import (
     allocator_variable,
     configure_kernels,

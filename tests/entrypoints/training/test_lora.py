@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
+from sm_train.entrypoints.job_interface.checkpoint_layout import FINAL_MODEL, step_folder_name
 
 from tests.support.capabilities import link_optional_package
 from tests.support.cluster.training_jobs import Job, shard_digests, tiny_run, write_shards

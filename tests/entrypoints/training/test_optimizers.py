@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, shard_file_name
-from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
-from sm_train.entrypoints.common.optimizer_rules import is_hidden_matrix
+from sm_train.entrypoints.checkpoints import checkpoint_files
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
+from sm_train.entrypoints.job_interface.checkpoint_layout import PROGRESS_FILE, shard_file_name
+from sm_train.entrypoints.job_interface.job_config import JobConfigError, read_job_config
+from sm_train.entrypoints.job_interface.optimizer_rules import is_hidden_matrix
 from sm_train.entrypoints.training.lr_schedule import build_schedule
 from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from sm_train.entrypoints.models.model_manifest import (
+from sm_train.entrypoints.models.component_files import (
     MANIFEST_FILE,
     FileDigest,
     ModelManifest,

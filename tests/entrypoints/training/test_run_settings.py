@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.training.run_settings import (
     COMPARED_ELSEWHERE,
     NOT_COURSE,
@@ -22,7 +22,7 @@ from sm_train.estimators.config.schema import RunConfig
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
-from tests.toolkit.local.test_submit_local import write_tiny
+from tests.toolkit.submit.local.submit_local_support import write_tiny
 
 Event = dict[str, Any]
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.cost.instances import USABLE_MEMORY
-from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.planning.memory import (
     StageLayout,
     choose_text_encoders,
@@ -19,8 +19,8 @@ from sm_train.entrypoints.planning.memory import (
     plan_preset,
 )
 from sm_train.entrypoints.training.frozen_encoders import WeightsOnHost
-from sm_train.toolkit.costing.stages import with_model_figures
 from sm_train.toolkit.memory.memory_fit import memory_fit
+from sm_train.toolkit.planning.run_price import with_model_figures
 from torch import nn
 
 from tests.support.run_documents import config, stage, write_job_file

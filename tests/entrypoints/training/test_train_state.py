@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.training import optimizers
 from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.common.job_config import JOB_FILE, read_job_config
+from sm_train.entrypoints.job_interface.job_config import JOB_FILE, read_job_config
 from sm_train.estimators.bundle.bundle import (
     build_bundle,
     rebuild_bundle,
@@ -60,7 +60,7 @@ def test_file_list_matches_the_archive() -> None:
     names = [name for name, _ in members]
     assert "train.py" in names
     assert "requirements.txt" in names
-    assert "sm_train/entrypoints/train.py" in names
+    assert "sm_train/entrypoints/training/train.py" in names
     assert "sm_train/entrypoints/models/presets/sd2.json" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith("sm_train/t")]
 
@@ -135,7 +135,7 @@ def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(build_bundle(config(), "2.13.0").archive)) as archive:
         archive.extractall(tmp_path, filter="data")
     program = (
-        "import sys, sm_train.entrypoints.common.events as events\n"
+        "import sys, sm_train.entrypoints.job_interface.events as events\n"
         "print(events.__file__, [name for name in sys.modules if name.startswith('sm_train.')])"
     )
     result = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from sm_train.cost.network import GpuNetwork, step_collectives
-from sm_train.entrypoints.common.job_config import LoraConfig
+from sm_train.entrypoints.job_interface.job_config import LoraConfig
 from sm_train.entrypoints.planning.memory import plan_preset
 from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.config.load import RunFileError, load_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.models.components import PRESETS, read_preset
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.config import preset_file

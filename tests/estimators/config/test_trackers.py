@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
-from sm_train.entrypoints.common.job_config import JOB_FILE, TrackerConfig
+from sm_train.entrypoints.job_interface.job_config import JOB_FILE, TrackerConfig
 from sm_train.estimators.bundle.bundle import build_bundle, rebuild_bundle
 from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.config.schema import RunConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.node_description import (
+from sm_train.entrypoints.job_interface.node_description import (
     FAILED_AFTER_PROGRESS,
     JOB_VARIABLE,
     MACHINE_VARIABLE,
@@ -25,8 +25,8 @@ from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target
 from sm_train.toolkit.checks.finding import Finding, Subject
 from sm_train.toolkit.checks.preflight import offline_findings
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.planning.run_price import estimate_run
+from sm_train.toolkit.run_file.placeholders import find_placeholders
 
 from tests.estimators.manifests.documents import (
     IMAGE,

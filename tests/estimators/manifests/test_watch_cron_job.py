@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.entrypoints.job_interface.job_config import JOB_FILE
 from sm_train.estimators.bundle.bundle import unpack
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target
-from sm_train.toolkit.submit.staged_manifest import manifest_of
+from sm_train.toolkit.clusters.staged_manifest import manifest_of
 
 from tests.estimators.manifests.documents import (
     IMAGE,
@@ -48,7 +48,7 @@ def test_run_with_alerts_or_a_budget_is_watched(reason: str, target: Target) -> 
     assert cron["spec"]["schedule"] == "*/2 * * * *"
     pod = cron["spec"]["jobTemplate"]["spec"]["template"]
     [container] = pod["spec"]["containers"]
-    assert "sm_train.entrypoints.job_records.watch_once" in container["command"][-1]
+    assert "sm_train.entrypoints.clusters.watch_once" in container["command"][-1]
     assert "nvidia.com/gpu" not in str(container["resources"])
     [training, *_] = pods(found)
     # It reads the same checkpoints, and the commands for the run's pods do not select it.

@@ -27,7 +27,7 @@ from sm_train.estimators.request.training_request import hyperparameter, trainin
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
-from tests.estimators.request.test_efa_variables import EFA_VARIABLE, documented
+from tests.estimators.request.efa_variables_support import EFA_VARIABLE, documented
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, config, stage

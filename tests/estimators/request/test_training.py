@@ -6,15 +6,14 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_types
-from sm_train.entrypoints.common.events import FIELDS, format_event
-from sm_train.estimators.bundle.bundle import Bundle, build_bundle, pack
+from sm_train.entrypoints.job_interface.events import FIELDS, format_event
+from sm_train.estimators.bundle.bundle import build_bundle, pack
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import framework_version, launch_plans, pytorch_version
@@ -27,20 +26,11 @@ from sm_train.estimators.request.training_request import (
     training_requests,
 )
 
+from tests.estimators.request.training_support import NOW, requests
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
 from tests.support.service_model import request_errors, shape_limits
 
-NOW = datetime(2026, 11, 20, 12, 0, 0)
-
 ANY_BUNDLE = pack({}, "train.py")
-
-
-def requests(config: RunConfig, bundle: Bundle | None = None) -> list[dict[str, Any]]:
-    bundle = bundle or build_bundle(config, framework_version(config))
-    image = config.cluster.image or ECR
-    return training_requests(
-        config, launch_plans(config, config.stages, image), bundle, region="us-east-1", now=NOW
-    )
 
 
 def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:

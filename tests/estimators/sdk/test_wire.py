@@ -160,7 +160,7 @@ def test_sdk_sends_the_displayed_request(
     if drivers is not None:
         key = f"{drivers.removeprefix('s3://ai-bucket/')}sm_train.sh"
         script = aws.client("s3").get_object(Bucket="ai-bucket", Key=key)["Body"].read().decode()
-        assert "entrypoints.launch train.py\n" in script
+        assert "entrypoints.launcher.launch train.py\n" in script
 
 
 @pytest.mark.slow
@@ -193,5 +193,5 @@ def test_token_of_codeartifact_is_not_left_to_the_sdks_script(
         scripts[index] = aws.client("s3").get_object(Bucket="ai-bucket", Key=key)["Body"].read()
     assert b"install_requirements.py requirements.txt" in scripts[None]
     assert b"install_requirements.py" not in scripts[repository]
-    launch = b"-m sm_train.entrypoints.packages.pip_install && exec $SM_PYTHON_CMD -m"
+    launch = b"-m sm_train.entrypoints.base.pip_install && exec $SM_PYTHON_CMD -m"
     assert launch in scripts[repository]

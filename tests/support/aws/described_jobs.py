@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.jobs.launch_record import LaunchRecord
-from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.records.launch_record import LaunchRecord
+from sm_train.toolkit.records.training_job import TrainingJob
 
 CREATED = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import to_local
+from sm_train.entrypoints.job_interface.job_config import read_job_config
 from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import ParallelPlan, parallelize

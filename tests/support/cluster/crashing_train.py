@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from sm_train.entrypoints import train
 from sm_train.entrypoints.images import image_decoder
+from sm_train.entrypoints.training import train
 
 CRASH = b"crash this decoder"
 

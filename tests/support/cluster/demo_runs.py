@@ -7,7 +7,7 @@ from typing import Any
 
 import sm_train.toolkit
 import yaml
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
+from sm_train.entrypoints.job_interface.checkpoint_layout import MARKER, step_folders
 
 
 def demo_document(nodes: int, max_steps: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import os
 import shutil
 from typing import Any
 
-from sm_train.entrypoints import train
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.training import train
 from sm_train.entrypoints.training.training_loss import TrainingLoss
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.doctor.doctor_history import FOLDER, read_results
-from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
+from sm_train.entrypoints.records.doctor_results import FOLDER, read_results
+from sm_train.toolkit.submit.local.emulated_checkpoint_sync import CheckpointSync
 
 from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_shards
 from tests.support.deadline import DEADLINE
@@ -79,7 +79,7 @@ class DoctorCluster:
             "MASTER_PORT": str(self.port),
             **self.variables.get(node, {}),
         }
-        command = [PYTHON, "-m", "sm_train.entrypoints.doctor.worker"]
+        command = [PYTHON, "-m", "sm_train.entrypoints.probes.worker"]
         command += ["--document", str(self.job.bundle / "job.json")]
         command += ["--stage", self.job.config.stages[0].name]
         command += ["--verdict", str(self.verdict(node))]

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.base.signals import exit_with_parent
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_folder
 from sm_train.entrypoints.monitoring.start_monitoring import heartbeat, watchdog
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage
+from sm_train.entrypoints.storage.storage import Storage, open_storage
+from sm_train.entrypoints.storage.store import S3Access
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
-from sm_train.toolkit.jobs.event_lines import Event, parse_event
+from sm_train.toolkit.records.job_logs import Event, parse_event
 
 from tests.conftest import Aws, clean_environment
 from tests.estimators.manifests.documents import IMAGE, environment, only, pods
@@ -138,7 +138,7 @@ class Cluster:
             environ = clean_environment(self._folder) | variables | self._aws.environment | platform
             environ.pop("PYTHONPATH", None)
             process = subprocess.Popen(
-                [sys.executable, "-m", "sm_train.entrypoints.node_start.start"],
+                [sys.executable, "-m", "sm_train.entrypoints.clusters.start"],
                 cwd=code,
                 env=environ,
                 stdout=subprocess.PIPE,
@@ -165,7 +165,7 @@ class Cluster:
         environ = clean_environment(self._folder) | environment(pod) | self._aws.environment
         environ.pop("PYTHONPATH", None)
         return subprocess.run(
-            [sys.executable, "-m", "sm_train.entrypoints.job_records.watch_once"],
+            [sys.executable, "-m", "sm_train.entrypoints.clusters.watch_once"],
             cwd=code,
             env=environ | variables,
             capture_output=True,

@@ -10,10 +10,10 @@ from itertools import compress
 from pathlib import Path
 
 import torch.distributed as dist
-from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.data.loader import open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.base.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.data_loading.loader import open_loader
+from sm_train.entrypoints.data_loading.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.job_interface.job_config import DataConfig
 
 # This script runs without the tests package on its path, so it has its own configuration.
 DATA_CONFIG = DataConfig(

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import (
+from sm_train.entrypoints.clusters.node_record import NodeRecord
+from sm_train.entrypoints.job_interface.node_description import (
     FAILED_AFTER_PROGRESS,
     FLAGGED,
     NOT_SAVED,
@@ -20,7 +21,6 @@ from sm_train.entrypoints.common.node_description import (
     STOPPED,
     UNFIT_CLUSTER,
 )
-from sm_train.entrypoints.job_records.node_record import NodeRecord
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import build_manifest
 from sm_train.toolkit.submit.run_bundle import bundle_of
@@ -90,7 +90,7 @@ def script(
     condition = "[ ${SLURM_RESTART_COUNT:-0} != 0 ] || " if then_real else ""
     # In place of the real program, after the real code has been fetched and unpacked.
     text, replaced = re.subn(
-        r"exec (\S+ -m sm_train\.entrypoints\.node_start\.start)' \|\|",
+        r"exec (\S+ -m sm_train\.entrypoints\.clusters\.start)' \|\|",
         lambda match: f"{{ {condition}{task}; }}; exec {match[1]}' ||",
         text,
     )

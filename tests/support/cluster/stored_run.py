@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
-from sm_train.entrypoints.job_records.node_record import (
-    RUN_FILE,
-    NodeRecord,
-    NodeState,
-    segment_name,
+from sm_train.entrypoints.clusters.node_record import RUN_FILE, NodeRecord, NodeState, segment_name
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
+    MARKER,
+    CheckpointMarker,
+    step_folder_name,
 )
-from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
+from sm_train.entrypoints.storage.storage import LocalFolder, write_file
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.config.schema import RunConfig
 

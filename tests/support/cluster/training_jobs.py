@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sm_train.entrypoints.common.checkpoint_layout import (
+from sm_train.entrypoints.job_interface.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
     is_shard_file,
@@ -32,8 +32,8 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.jobs.event_lines import parse_event
-from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
+from sm_train.toolkit.records.job_logs import parse_event
+from sm_train.toolkit.submit.local.emulated_checkpoint_sync import CheckpointSync
 
 from tests.support.cluster import torch_server
 from tests.support.deadline import DEADLINE

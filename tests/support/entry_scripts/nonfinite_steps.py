@@ -8,8 +8,7 @@ from typing import Any
 
 
 def main() -> None:
-    from sm_train.entrypoints import train
-    from sm_train.entrypoints.training import training_loss
+    from sm_train.entrypoints.training import train, training_loss
 
     remainder, every = map(int, os.environ["NONFINITE_STEPS"].split("/"))
     mean, calls = training_loss.TrainingLoss.mean, 0

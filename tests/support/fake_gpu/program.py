@@ -174,7 +174,7 @@ def _run(run: FakeRun, recorder: Recorder) -> dict[str, Any]:
 
 
 def _train(trainer: Any, heartbeat: _Heartbeat) -> None:
-    from sm_train.entrypoints.common.signals import StopSignal
+    from sm_train.entrypoints.base.signals import StopSignal
 
     with contextlib.suppress(_EndOfRunError):
         trainer.run(heartbeat, StopSignal(trainer.paths.stop_request))
@@ -200,10 +200,10 @@ def _process_group(world_size: int) -> Iterator[None]:
 def _trainer(run: FakeRun, folder: Path) -> Any:
     """Build the product's trainer as ``train.py`` does."""
     from accelerate import Accelerator
-    from sm_train.entrypoints.common.events import EventLog
-    from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-    from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+    from sm_train.entrypoints.base.sagemaker_paths import SageMakerPaths
+    from sm_train.entrypoints.data_loading.shard_catalog import DataRank, build_catalog
     from sm_train.entrypoints.distributed.fsdp import ddp_options
+    from sm_train.entrypoints.job_interface.events import EventLog
     from sm_train.entrypoints.models.builder import build_components
     from sm_train.entrypoints.training.trainer import Trainer
 
@@ -235,7 +235,7 @@ def _trainer(run: FakeRun, folder: Path) -> Any:
 
 
 def _job_config(run: FakeRun, folder: Path) -> Any:
-    from sm_train.entrypoints.common.job_config import read_job_config
+    from sm_train.entrypoints.job_interface.job_config import read_job_config
 
     from tests.support.cluster.training_jobs import tiny_run
     from tests.support.run_documents import write_job_file

@@ -26,7 +26,7 @@ SERVICES = (
 )
 """The services whose models commands read."""
 
-HEAVY = ("sm_train.toolkit.__main__", "sm_train.toolkit.demo", "sm_train.toolkit.sampling")
+HEAVY = ("sm_train.toolkit.__main__", "sm_train.toolkit.demo", "sm_train.toolkit.models.sampling")
 """Modules that start something, or that import PyTorch."""
 
 
@@ -70,7 +70,7 @@ def fill_caches() -> None:
     credentials, and build the models of a run file.
     """
     from sm_train.estimators.config.load import load_document
-    from sm_train.toolkit.diagnose.diagnosis import diagnose
+    from sm_train.toolkit.analysis.diagnose.diagnosis import diagnose
     from sm_train.toolkit.submit.run_bundle import bundle_of
 
     diagnose([stream(haystack("ValueError: x"))])

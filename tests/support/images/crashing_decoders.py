@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sm_train.entrypoints.data_prep.packing.image_metadata as image_metadata
 import sm_train.entrypoints.images.image_decoder as image_decoder
-import sm_train.entrypoints.packing.image_metadata as image_metadata
 import torch
 
 CRASH = b"crash this decoder"

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data_loading.loader import Loader
 from sm_train.toolkit import cli
 
 from tests.support.data_channels import Cluster

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.checkpoint_files import EMA, MODEL, write_file, write_marker
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
-from sm_train.entrypoints.common.job_config import ModelConfig
+from sm_train.entrypoints.checkpoints.checkpoint_files import EMA, MODEL, write_file, write_marker
+from sm_train.entrypoints.checkpoints.sharded_tensors import ShardSpec, save_shards
+from sm_train.entrypoints.job_interface.checkpoint_layout import shard_file_name
+from sm_train.entrypoints.job_interface.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.model_card import TrainingRecord
 from sm_train.entrypoints.models.model_folders import TrainedWeights, save_components, save_model

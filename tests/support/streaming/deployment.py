@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import webdataset
-from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.shared_work.storage import S3Prefix
-from sm_train.entrypoints.streaming import lambda_handler
+from sm_train.entrypoints.data_prep.streaming import lambda_handler
+from sm_train.entrypoints.shards.shard_index import ShardIndex
+from sm_train.entrypoints.shards.shard_verification import verify_shard
+from sm_train.entrypoints.storage.storage import S3Prefix
+from sm_train.entrypoints.storage.store import S3Access
 
 from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
@@ -238,7 +238,7 @@ def lambda_runtime(
 ) -> Iterator[tuple[RuntimeServer, subprocess.Popen[bytes]]]:
     """Run the function that stages images in AWS's runtime interface client, until the exit."""
     server = RuntimeServer(deployment, seconds)
-    handler = "sm_train.entrypoints.streaming.lambda_handler.stage"
+    handler = "sm_train.entrypoints.data_prep.streaming.lambda_handler.stage"
     with serve_in_background(server):
         process = subprocess.Popen(
             [sys.executable, "-m", "awslambdaric", handler],

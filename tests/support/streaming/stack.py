@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cfnlint.decode import cfn_yaml
-from sm_train.entrypoints.streaming import lambda_handler
+from sm_train.entrypoints.data_prep.streaming import lambda_handler
 
 from tests.conftest import Aws, Cli
 from tests.support.aws.policy_enforcement import Permission

@@ -23,7 +23,7 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import write_album
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import run, stage
-from tests.toolkit.api.test_run import account  # noqa: F401
+from tests.toolkit.api.run_support import account  # noqa: F401
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -81,7 +81,7 @@ def _store_model(folder: Path, preset: str) -> Path:
 
 def _base_and_adapter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """diffusers opens a folder of the current one before it asks the Hub for the same name."""
-    from tests.entrypoints.models.test_lora import run_folder, train
+    from tests.entrypoints.models.lora_support import run_folder, train
 
     packages = folder / "packages"
     packages.mkdir()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import sm_train
-from sm_train.toolkit.jobs.training_job import STOPPED_TAG
+from sm_train.toolkit.records.training_job import STOPPED_TAG
 
 from tests.conftest import Aws, Cli
 from tests.support.finished_jobs import training_events
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import run, stage
-from tests.toolkit.api.test_run import account  # noqa: F401
+from tests.toolkit.api.run_support import account  # noqa: F401
 
 REGION = "us-east-1"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import sm_train
-from sm_train.entrypoints.common.installed_form import install_command
+from sm_train.entrypoints.base.pip_install import install_command
 from sm_train.estimators.sdk.model_trainer import without_timestamps
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -26,17 +26,7 @@ from tests.support.run_documents import run, stage
 from tests.support.run_files import write_run
 from tests.wheel_files import build_wheel
 
-SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 STAGES = [stage("a"), stage("b", resolution=512, steps_per_second=None)]
-
-
-@pytest.fixture
-def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """An account with the run's bucket and shards; this process has credentials for it."""
-    aws.make_bucket("ai-bucket", **SHARDS)
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    return aws
 
 
 def python(

@@ -9,7 +9,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.common.bucket_settings import (
+from sm_train.entrypoints.storage.bucket_settings import (
     KEYS_VARIABLE,
     OWNERS_VARIABLE,
     bucket_variables,

@@ -7,7 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 from boto3.s3.transfer import TransferConfig
-from sm_train.entrypoints.common.bucket_settings import OWNERS_VARIABLE, declare_buckets
+from sm_train.entrypoints.storage.bucket_settings import OWNERS_VARIABLE, declare_buckets
 from sm_train.toolkit.aws.session import open_session, session_in_region
 
 from tests.conftest import Aws, Cli

@@ -25,7 +25,7 @@ from sm_train.toolkit.aws.cloudwatch_metrics import (
     split_range,
 )
 from sm_train.toolkit.aws.session import unix_seconds
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.base.errors import ExitCode, UserError
 
 from tests.conftest import Aws
 from tests.support.fake_services import FakeRequest, FakeResponse, FakeServer, fake_server

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
+from sm_train.toolkit.base.errors import TRANSIENT, ExitCode, UserError
 
 PERMANENT = {
     "NoCredentialsError": {},

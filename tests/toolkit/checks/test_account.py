@@ -11,20 +11,20 @@ from typing import Any
 
 import boto3
 import pytest
-from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
-from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import IndexWriter, write_index
-from sm_train.entrypoints.object_store.store import ObjectStore
-from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.entrypoints.job_interface.checkpoint_layout import FORMAT_VERSION
+from sm_train.entrypoints.shards.removal_list import RemovalList
+from sm_train.entrypoints.shards.shard_format import Shard
+from sm_train.entrypoints.shards.shard_index import IndexWriter, write_index
+from sm_train.entrypoints.storage.store import ObjectStore
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
+from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.checks.account.role import secret_findings
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
 from sm_train.toolkit.checks.storage import listing_findings
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing.shard_listing import list_prefix
+from sm_train.toolkit.planning.run_price import estimate_run
+from sm_train.toolkit.shards.shard_listing import list_prefix
 
 from tests.conftest import Aws, Cli
 from tests.support.fake_services import (

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.json_document import as_document
-from sm_train.entrypoints.data.shard_index import IndexHeader
+from sm_train.entrypoints.shards.shard_index import IndexHeader
 from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
@@ -35,13 +35,15 @@ from sm_train.toolkit.checks.shards import (
     color_findings,
     shard_findings,
 )
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
+from sm_train.toolkit.planning.run_price import alternative_costs, estimate_run, total, up_to_suffix
 
 from tests.support.run_documents import config, stage
 
 ROOT = Path(__file__).parents[3]
-CHECKS = sorted((ROOT / "toolkit" / "checks").rglob("[a-z]*.py"))
+CHECKS = [
+    *sorted((ROOT / "toolkit" / "checks").rglob("[a-z]*.py")),
+    ROOT / "toolkit" / "clusters" / "scheduler_checks.py",
+]
 GB = 10**9
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sm_train.entrypoints.data.shard_index import IndexHeader
+from sm_train.entrypoints.shards.shard_index import IndexHeader
 from sm_train.toolkit.checks.decoding import decoding_findings
 from sm_train.toolkit.checks.shards import Shards
-from sm_train.toolkit.run_file import load
+from sm_train.toolkit.run_file.run_file import load
 
 RUN = """
 name: decoding

@@ -9,7 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
-from sm_train.entrypoints.object_store.aws_session import prepare_session
+from sm_train.entrypoints.storage.aws_session import prepare_session
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import policies
 from sm_train.estimators.request.images import image_uri

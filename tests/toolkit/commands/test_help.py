@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from sm_train.toolkit.cli import cli as root
-from sm_train.toolkit.commands._command import GLOBAL_OPTIONS, Command
+from sm_train.toolkit.command_base.command import GLOBAL_OPTIONS, Command
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 
 from tests.conftest import Cli

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sm_train.cost.instances import instance_type, instance_types
 from sm_train.estimators.config.load import load_document, load_run
 from sm_train.estimators.config.presets import preset_names
+from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.checks.memory import memory_findings
-from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.template import Values, fill, placeholders_in, read_template
 from sm_train.toolkit.memory.sharding_choice import with_sharding
-from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.run_file.placeholders import find_placeholders
 
 from tests.conftest import Aws, Cli
 from tests.support.fake_services import fake_server, fake_service_quotas

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Aws, Cli
 from tests.support.models.components import published, safetensors
 from tests.support.models.hub_server import hub_server
-from tests.toolkit.commands.test_interrupts import (
+from tests.toolkit.commands.interrupts_support import (
     FEW,
     MANY,
     Finished,
@@ -20,7 +20,7 @@ from tests.toolkit.commands.test_interrupts import (
     interrupt_in_a_row,
     interrupt_repeatedly,
 )
-from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop
+from tests.toolkit.runs.run_lifecycle_support import FIRST, Laptop
 
 pytestmark = pytest.mark.integration
 

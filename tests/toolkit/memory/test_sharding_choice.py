@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from sm_train.cost.instances import instance_type, instance_types
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.memory.memory_fit import fits, memory_fit
-from sm_train.toolkit.run_file import load, load_recorded
+from sm_train.toolkit.memory.sharding_choice import with_sharding
+from sm_train.toolkit.run_file.run_file import load, load_recorded
 
 from tests.conftest import Cli
 from tests.support.run_documents import config, job_document, stage
@@ -30,7 +33,26 @@ def automatic(path: Path, **changes: Any) -> RunConfig:
     stages = changes.pop("stages", [stage(steps_per_second=None)])
     for keys in stages:
         del keys["sharding"]
-    return load(write_run(path, stages=stages, **changes))
+    return with_sharding(load(write_run(path, stages=stages, **changes)))
+
+
+def test_a_load_only_reads(tmp_path: Path) -> None:
+    """It plans no memory, for which a model without a plan is built in a process of its own."""
+    keys = stage(steps_per_second=None)
+    del keys["sharding"]
+    path = write_run(tmp_path, stages=[keys])
+    program = (
+        "import sys\n"
+        "starts = ('subprocess.Popen', 'os.fork', 'os.posix_spawn')\n"
+        "sys.addaudithook(lambda event, _: print(event) if event in starts else None)\n"
+        "from pathlib import Path\n"
+        "from sm_train.toolkit.run_file.run_file import load\n"
+        f"print(load(Path({str(path)!r})).stages[0].sharding)\n"
+        "print('sm_train.toolkit.memory.memory_fit' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert loaded.stdout == "auto\nFalse\n"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +94,7 @@ def test_an_earlier_strategy_never_fits(
         config(model={"preset": preset}, cluster={"instance_type": kind}, stages=[keys])
     )
     document["stages"][0]["sharding"] = "auto"
-    run = load_recorded(document, (), "demo")
+    run = with_sharding(load_recorded(document, (), "demo"))
     [chosen] = run.stages
     if instances * instance_type(kind).accelerators == 1:
         assert chosen.sharding == "none"
@@ -112,10 +134,11 @@ def test_a_recorded_choice_stays_on_another_cluster(tmp_path: Path) -> None:
     assert recorded.sharding != "none"
     document = json.loads(json.dumps(run_document(run)))
     change = ["cluster.instance_type=ml.p5.48xlarge"]
-    [resumed] = load_recorded(document, change, "demo").stages
+    [resumed] = with_sharding(load_recorded(document, change, "demo")).stages
     assert (resumed.sharding, resumed.sharding_reason) == (recorded.sharding, None)
     # Unless the user asks for a new choice.
-    [again] = load_recorded(document, [*change, "stages.0.sharding=auto"], "demo").stages
+    change.append("stages.0.sharding=auto")
+    [again] = with_sharding(load_recorded(document, change, "demo")).stages
     assert again.sharding == "none"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
+from sm_train.entrypoints.job_interface.checkpoint_layout import shard_file_name
 
 from tests.conftest import Cli
 from tests.support.job_lifecycle import FakeSageMaker

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.models.component_files import ComponentFileError, LocalComponents
-from sm_train.entrypoints.models.model_manifest import (
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    LocalComponents,
     manifest_problems,
     read_manifest,
     require_digests,

@@ -44,7 +44,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export
-    from sm_train.toolkit.sampling.sample import find_source
+    from sm_train.toolkit.models.sampling.sample import find_source
 
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(build("tiny-sd2"), folder / "checkpoints")

@@ -13,18 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
+from sm_train.entrypoints.storage.storage import LocalFolder, Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, local_checkpoints
-from sm_train.toolkit.jobs.event_lines import read_events
-from sm_train.toolkit.jobs.live_state import LiveState, fold_events
-from sm_train.toolkit.jobs.log_streams import JobLogs, file_stream
-from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
-from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.platforms.adapters import Adapter
 from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions, PlacedRun
 from sm_train.toolkit.platforms.target import RunPlace, Target
+from sm_train.toolkit.records.checkpoints import StoredCheckpoint, local_checkpoints
+from sm_train.toolkit.records.job_logs import JobLogs, file_stream, read_events
+from sm_train.toolkit.records.live_state import LiveState, fold_events
+from sm_train.toolkit.records.run_job import JobPhase, Platform, RunJob, phase_table
 
 PLATFORM = Platform(
     "json",

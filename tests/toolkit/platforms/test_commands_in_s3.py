@@ -10,17 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.job_records.node_record import (
-    RUN_FILE,
-    STOP_FILE,
-    NodeRecord,
-    read_nodes,
-)
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.clusters.node_record import RUN_FILE, STOP_FILE, NodeRecord, read_nodes
+from sm_train.entrypoints.storage.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.storage.store import S3Access
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.base.errors import ExitCode
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.pods import (

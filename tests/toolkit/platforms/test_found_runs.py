@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.clusters.node_records.cluster_run import ClusterRun
 from sm_train.toolkit.platforms.find_run import find_run
-from sm_train.toolkit.platforms.node_records.cluster_run import ClusterRun
 from sm_train.toolkit.runs.run_state import read_state
 from sm_train.toolkit.runs.stop import stop
-from sm_train.toolkit.watch.platform_watch import platform_action
+from sm_train.toolkit.runs.watch.platform_watch import platform_action
 
 from tests.lives.local import Life
 from tests.support.cluster.stored_run import StoredRun

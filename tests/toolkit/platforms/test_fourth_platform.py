@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from sm_train.cost.prices import ON_DEMAND
-from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
+from sm_train.entrypoints.job_interface.events import FIELDS, TEXTS, format_event
 from sm_train.toolkit.cli import main
-from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.planning.price_table import price_table
 from sm_train.toolkit.platforms.adapters import ADAPTERS
 
 from tests.support.run_documents import run, stage

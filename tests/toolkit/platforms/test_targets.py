@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.platforms.parse_target import parse_target, run_target
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.platforms.find_run import parse_target, run_target
 from sm_train.toolkit.platforms.target import Kind
+from sm_train.toolkit.records.job_logs import LOG_NAME
 
 from tests.conftest import Cli
 from tests.support.run_documents import run
 from tests.support.run_files import one_line
-from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop, laptop
+from tests.toolkit.runs.run_lifecycle_support import FIRST, Laptop, laptop
 
 __all__ = ["laptop"]
 

@@ -15,7 +15,7 @@ from tests.conftest import Cli, clean_environment
 from tests.support.cluster.stored_run import StoredRun
 from tests.support.deadline import DEADLINE
 from tests.support.run_documents import run, stage
-from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop, laptop
+from tests.toolkit.runs.run_lifecycle_support import FIRST, Laptop, laptop
 
 __all__ = ["laptop"]
 

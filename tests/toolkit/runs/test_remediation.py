@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.stage_state import StageState, stage_state
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.base.errors import ExitCode
+from sm_train.toolkit.records.checkpoints import StoredCheckpoint
+from sm_train.toolkit.records.live_state import Progress
+from sm_train.toolkit.records.stage_state import StageState, stage_state
+from sm_train.toolkit.records.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import (
     Action,
     Cause,
@@ -31,30 +31,11 @@ from sm_train.toolkit.runs.run_state import overdue_phase
 
 from tests.support.aws.described_jobs import described
 from tests.support.run_documents import config
+from tests.toolkit.runs.remediation_support import NOW, job
 
-NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 POLICY = Policy(max_attempts=3, backoff=timedelta(seconds=60))
 CAPACITY_LOSS = Cause("capacity", "got no instances", retryable=True)
 USER_CODE_FAILURE = Cause("program", "failed", retryable=False)
-
-
-def job(
-    attempt: int,
-    status: str,
-    *,
-    ended_ago: float = 7200,
-    secondary: str = "",
-    more: dict[str, Any] | None = None,
-    **tags: str,
-) -> TrainingJob:
-    description: dict[str, Any] = {
-        "SecondaryStatus": secondary or ("Training" if status == "InProgress" else ""),
-        "CreationTime": NOW - timedelta(days=1),
-        "TrainingStartTime": NOW - timedelta(days=1),
-        "TrainingEndTime": NOW - timedelta(seconds=ended_ago),
-    }
-    job_tags = {f"sm-train:{key.replace('_', '-')}": value for key, value in tags.items()}
-    return described(f"demo--a-{attempt:04d}", status, description | (more or {}), job_tags)
 
 
 def transitions(phases: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.data_channels import write_folder_index
 from tests.support.job_log_lines import SimulatedJob
 from tests.support.run_documents import run, stage
-from tests.toolkit.diagnose.log_corpus import log_folder
+from tests.toolkit.analysis.diagnose.log_corpus import log_folder
 
 _DATE = "2999-01-01"
 """A price of this date is never reported as old."""

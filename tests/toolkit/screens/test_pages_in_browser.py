@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from selenium import webdriver
-from sm_train.toolkit.cost_reports.html_report import write_report
-from sm_train.toolkit.costing.cost_result import price
-from sm_train.toolkit.costing.estimate_inputs import CostOptions, resolve_inputs
-from sm_train.toolkit.review.review_model import Review
-from sm_train.toolkit.review.review_page import write_page
-from sm_train.toolkit.sampling.comparison_page import comparison_page
+from sm_train.toolkit.analysis.review.review_model import Review
+from sm_train.toolkit.analysis.review.review_page import write_page
+from sm_train.toolkit.models.sampling.comparison_page import comparison_page
+from sm_train.toolkit.planning.cost_result import price
+from sm_train.toolkit.planning.estimate_inputs import CostOptions, resolve_inputs
+from sm_train.toolkit.planning.html_report import write_report
 
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 from tests.support.sample_reviews import healthy, stalled
-from tests.toolkit.review.test_page_in_browser import emulate
+from tests.toolkit.analysis.review.page_in_browser_support import emulate
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,6 @@ After an intended change, ``make screens`` writes them again; look at the differ
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from sm_train.toolkit.cli import cli as root
 from sm_train.toolkit.commands._table import COMMANDS
 
 from tests.toolkit.screens.inputs import write_inputs
+from tests.toolkit.screens.screens_support import compare
 from tests.toolkit.screens.terminal import draw, normalize
-
-FOLDER = Path(__file__).parent
 
 SCREENS: dict[str, list[str]] = {
     "help": ["--help"],
@@ -61,16 +59,6 @@ SCREENS: dict[str, list[str]] = {
 """File → the command."""
 
 
-def compare(name: str, columns: int, text: str) -> None:
-    """Compare a screen with its file, or write it with UPDATE_SCREENS."""
-    file = FOLDER / str(columns) / f"{name}.txt"
-    if os.environ.get("UPDATE_SCREENS"):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    expected = file.read_text(encoding="utf-8") if file.exists() else ""
-    assert text == expected, f"{file.relative_to(FOLDER)} differs; `make screens` writes it again"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with run files, shards, logs and prices that do not get old."""
@@ -104,7 +92,7 @@ def test_help_of_every_command() -> None:
 
 def test_every_command_has_a_screen() -> None:
     """Those on AWS have theirs in test_screens_of_aws."""
-    from tests.toolkit.screens.test_screens_of_aws import AWS_SCREENS, STREAM_SCREENS
+    from tests.toolkit.screens.screens_of_aws_support import AWS_SCREENS, STREAM_SCREENS
 
     screens = SCREENS | AWS_SCREENS | STREAM_SCREENS
     shown = {screen[0] for screen in screens.values()}

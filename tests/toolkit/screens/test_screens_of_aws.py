@@ -8,30 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.image_files import image_bytes
-from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop, laptop
+from tests.support.streaming.stack import Stack
+from tests.toolkit.data_prep.streaming.stream_support import stack
+from tests.toolkit.runs.run_lifecycle_support import FIRST, Laptop, laptop
+from tests.toolkit.runs.watch.watch_support import train
+from tests.toolkit.screens.screens_of_aws_support import AWS_SCREENS, STREAM_SCREENS
+from tests.toolkit.screens.screens_support import compare
 from tests.toolkit.screens.terminal import draw, normalize
-from tests.toolkit.screens.test_screens import compare
-from tests.toolkit.streaming.test_stream import Stack, stack
-from tests.toolkit.watch.test_watch import train
 
 __all__ = ["laptop", "stack"]
 
-AWS_SCREENS: dict[str, list[str]] = {
-    "list": ["list"],
-    "status": ["status", "demo"],
-    "watch": ["watch", "demo", "--once", "--dry-run"],
-    "logs": ["logs", "demo"],
-    "alarms": ["alarms", "demo", "--topic", "arn:aws:sns:us-east-1:345678901234:team", "--dry-run"],
-    "stop": ["stop", "demo"],
-    "resume-refused": ["resume", "demo"],
-}
-"""File → the command, in the order in which the test runs them on one job."""
-
-STREAM_SCREENS: dict[str, list[str]] = {
-    "stream": ["stream", "photo-pack"],
-    "stream-add": ["stream", "photo-pack", "--add", "s3://raw/2025/", "--dry-run"],
-}
-"""File → the command, on one streaming pack."""
 
 _VARIABLE = (
     (r"\$\d[\d,.]*\d", "$N"),

@@ -14,13 +14,13 @@ from rich.text import Text
 from sm_train.toolkit.cli import _run as run_command
 from sm_train.toolkit.cli import cli as root
 from sm_train.toolkit.commands._table import COMMANDS
-from sm_train.toolkit.jobs.local_folder import LOG_NAME
 from sm_train.toolkit.platforms.find_run import find_run
 from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions
+from sm_train.toolkit.records.local_folder import LOG_NAME
 from sm_train.toolkit.runs.logs import print_line
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import escaped, stdout_console
-from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.formatting import printable
 
 from tests.conftest import Cli
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.job_interface.checkpoint_layout import step_folder_name
 from sm_train.estimators.config.naming import canary_prefix, job_name, measuring_run
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import Permission, PolicyDocument, policies

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.training_plans import described_plan, plan_problems
+from sm_train.toolkit.planning.training_plans import described_plan, plan_problems
 
 if TYPE_CHECKING:
     import boto3

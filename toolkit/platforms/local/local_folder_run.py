@@ -11,14 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
+from sm_train.entrypoints.storage.storage import LocalFolder, Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.errors import PreflightError
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, local_checkpoints
-from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_event
-from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.jobs.local_folder import (
+from sm_train.toolkit.base.errors import PreflightError
+from sm_train.toolkit.platforms.adapters import Adapter
+from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions, PlacedRun
+from sm_train.toolkit.platforms.target import Kind, RunPlace, Target
+from sm_train.toolkit.records.checkpoints import StoredCheckpoint, local_checkpoints
+from sm_train.toolkit.records.job_logs import LOG_NAME, JobLogs, file_stream, parse_event
+from sm_train.toolkit.records.live_state import LiveState
+from sm_train.toolkit.records.local_folder import (
     LocalRunFolder,
     final_model,
     find_local_run,
@@ -26,12 +29,7 @@ from sm_train.toolkit.jobs.local_folder import (
     has_failure_file,
     read_live,
 )
-from sm_train.toolkit.jobs.log_streams import JobLogs, file_stream
-from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
-from sm_train.toolkit.jobs.run_job import RunJob
-from sm_train.toolkit.platforms.adapters import Adapter
-from sm_train.toolkit.platforms.placed_run import JobLogLine, LogOptions, PlacedRun
-from sm_train.toolkit.platforms.target import Kind, RunPlace, Target
+from sm_train.toolkit.records.run_job import JobPhase, Platform, RunJob, phase_table
 
 _SOURCE = "the lock and the files of its folder (jobs/local_folder.py)"
 _ENDS = ("Completed", "Failed", "Stopped")

@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.job_streams import job_logs
-from sm_train.toolkit.jobs.log_streams import cause_of
-from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.base.errors import UserError
+from sm_train.toolkit.records.job_logs import cause_of
+from sm_train.toolkit.records.run_job import RunJob
+from sm_train.toolkit.records.training_job import job_logs
 from sm_train.toolkit.runs.remediation import Cause
 
 if TYPE_CHECKING:

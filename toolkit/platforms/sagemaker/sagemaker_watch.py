@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.job_records.alert_outbox import send_now
+from sm_train.entrypoints.monitoring.alert_outbox import send_now
 from sm_train.entrypoints.monitoring.alert_sinks import configured_sinks
 from sm_train.entrypoints.monitoring.alerts import Alert
-from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.costing.spent import usd_per_hour
-from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.launch_record import ClaimedError
-from sm_train.toolkit.jobs.training_job import end_warm_pool, stop_job
+from sm_train.toolkit.base.errors import ExitCode
+from sm_train.toolkit.planning.spent import usd_per_hour
 from sm_train.toolkit.platforms.sagemaker.job_causes import cause_of_failure
 from sm_train.toolkit.platforms.sagemaker.sagemaker_run import SageMakerRun
+from sm_train.toolkit.records.launch_record import ClaimedError
+from sm_train.toolkit.records.training_job import end_warm_pool, stop_job
+from sm_train.toolkit.runs.alarms.alarms import sync_alarms
 from sm_train.toolkit.runs.remediation import (
     Finish,
     NoAction,
@@ -23,8 +23,8 @@ from sm_train.toolkit.runs.remediation import (
     next_action,
 )
 from sm_train.toolkit.runs.run_state import RunState, read_state
+from sm_train.toolkit.runs.watch.controller import WatchResult, watch_warning
 from sm_train.toolkit.submit.relocation import start_where_possible
-from sm_train.toolkit.watch.controller import WatchResult, watch_warning
 
 if TYPE_CHECKING:
     import boto3

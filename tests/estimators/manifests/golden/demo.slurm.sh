@@ -82,7 +82,7 @@ if [ "$(restarts)" -gt 3 ]; then
 fi
 starts=$(($(restarts) + 1)); echo "$starts" >"$begin"
 status=0
-srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c "$fetch"'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$code/sourcedir.tar.gz" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' || status=$?
+srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c "$fetch"'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$code/sourcedir.tar.gz" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.clusters.start' || status=$?
 
 # Continue after a failure with a new checkpoint, after a time limit, and without nodes
 # that have been flagged.

@@ -1,0 +1,1 @@
+"""The first process of a pod or a Slurm task, what nodes store, and the watcher outside."""

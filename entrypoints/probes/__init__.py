@@ -1,0 +1,1 @@
+"""The doctor: tests a cluster's GPUs, network and storage."""

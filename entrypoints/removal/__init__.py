@@ -1,1 +1,0 @@
-"""Samples that a user has removed from a set of shards."""

@@ -1,0 +1,1 @@
+"""Judges jobs: why they failed, how well they used their time and what they cost."""

@@ -1,0 +1,1 @@
+"""Runs on Kubernetes and Slurm: manifests, plans, and what their nodes stored."""

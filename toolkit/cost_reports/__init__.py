@@ -1,1 +1,0 @@
-"""What ``sm-train cost`` shows: estimates, comparisons, alternatives, actual costs, past jobs."""

@@ -1,0 +1,1 @@
+"""Builds data sets: packs, columns, indices, streams, removals and their lineage."""

@@ -1,1 +1,0 @@
-"""Follows images through data sets and runs."""

@@ -1,1 +1,0 @@
-"""What Kubernetes does with jobs."""

@@ -1,1 +1,0 @@
-"""Runs on Kubernetes and Slurm, by the records that their nodes store."""

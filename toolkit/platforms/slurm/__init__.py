@@ -1,1 +1,0 @@
-"""What Slurm does with jobs."""

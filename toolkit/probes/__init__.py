@@ -1,0 +1,1 @@
+"""Measurements and tests of a cluster before a run: measure, doctor and canary."""

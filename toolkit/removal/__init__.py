@@ -1,1 +1,0 @@
-"""Removes samples from a set of shards for good."""

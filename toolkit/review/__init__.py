@@ -1,1 +1,0 @@
-"""``sm-train review``: judges a job's use of time by its log and CloudWatch metrics."""

@@ -1,0 +1,4 @@
+"""Lists shards in a folder or S3."""
+
+ENTRANCES = ("shard_listing",)
+"""Modules through which other wings enter."""
