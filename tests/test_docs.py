@@ -25,7 +25,7 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
-MAX_README_LINES = 200
+MAX_README_LINES = 130
 
 EXISTING_FILES = {"toolkit/templates/local-image.Dockerfile"}
 """Paths of the repository that commands in the documentation read."""

@@ -34,28 +34,14 @@ PLATFORM = re.compile(
     r"\b(SageMaker|AWS|S3|CloudWatch|FastFile|Lambda|IAM|EFA|SMDDP|SIGTERM|spot)\b"
 )
 README_STATEMENTS = {
-    "offerings of training plans for a run": "Offerings of training plans, and the share of a "
-    "plan's fee that a job has spent",
     "Train a foundation diffusion model": "`submit` trains on SageMaker from a laptop",
     "The price needs no AWS account": (
         "`--dry-run`, `check --offline` and `cost` need no AWS account"
     ),
     "no GPU, no AWS account": "`--dry-run`, `check --offline` and `cost` need no AWS account",
-    "images and captions →": "Packing on Processing builds the same shards",
-    "index existing WebDataset shards": "`index` on Processing writes the same index",
-    "images that Lambda packs": (
-        "`stream --add` packs what was in the bucket before, each image once"
-    ),
-    "make captions, scores or embeddings": "`enrich` on Processing makes the same shards",
-    "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
-    "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
-    "copy a pretrained model from the Hub to S3": (
-        "`fetch-model` copies a model to S3 once, with digests"
-    ),
-    "templates for packing and watching": "Packing in Lambda packs each image once",
     "your own photos to the first AWS job": "`submit` trains on SageMaker from a laptop",
     "No server, no database": "A run is found by its name, from any laptop",
-    "instance types with GPUs": "`--dry-run`, `check --offline` and `cost` need no AWS account",
+    "`template` for Lambda": "Packing in Lambda packs each image once",
 }
 """Part of each sentence about the platform in the README → the statement that covers it."""
 
