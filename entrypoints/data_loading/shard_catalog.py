@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -251,44 +251,69 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
         tuple(source.weight for source in sources),
         tuple(catalog.shard_sizes for catalog in catalogs),
     )
-    each = list(zip(catalogs, mixture.copies, mixture.first_shards.tolist(), strict=True))
-    weights = [source.weight for source in sources]
-    latents = [catalog.options.get("latents") for catalog in catalogs]
+    each = [
+        _Part(catalog, copies, first)
+        for catalog, copies, first in zip(
+            catalogs, mixture.copies, mixture.first_shards.tolist(), strict=True
+        )
+    ]
+    notes = filter(None, (catalog.resume_note for catalog in catalogs))
     return ShardCatalog(
         shard_sizes=np.concatenate(
-            [np.tile(catalog.shard_sizes, copies) for catalog, copies, _ in each]
+            [np.tile(part.catalog.shard_sizes, part.copies) for part in each]
         ),
-        owner=np.concatenate([np.tile(catalog.owner, copies) for catalog, copies, _ in each]),
-        total_bytes=sum(catalog.total_bytes * copies for catalog, copies, _ in each),
-        digest=mixed_digest([catalog.digest for catalog in catalogs], weights),
-        paths={
-            first + copy * len(catalog.shard_sizes) + number: path
-            for catalog, copies, first in each
-            for number, path in catalog.paths.items()
-            for copy in range(copies)
-        },
+        owner=np.concatenate([np.tile(part.catalog.owner, part.copies) for part in each]),
+        total_bytes=sum(part.catalog.total_bytes * part.copies for part in each),
+        digest=mixed_digest(
+            [catalog.digest for catalog in catalogs], [source.weight for source in sources]
+        ),
+        paths={number: path for part in each for number, path in part.paths()},
         offsets=_MixedOffsets(mixture, tuple(catalog.offsets for catalog in catalogs)),
         shapes=MixedShapes(mixture, tuple(catalog.shapes for catalog in catalogs)),
         damage=tuple(line for catalog in catalogs for line in catalog.damage),
         seconds=sum(catalog.seconds for catalog in catalogs),
         indexed=all(catalog.indexed for catalog in catalogs),
-        # Latents are used if all sources have the same: images and latents do not mix.
-        options={
-            "latents": latents[0] if all(latent == latents[0] for latent in latents) else None
-        },
+        options={"latents": _common_latents(catalogs)},
         mixture=mixture,
         parts=tuple(catalogs),
-        resume_note="; ".join(filter(None, (catalog.resume_note for catalog in catalogs))) or None,
+        resume_note="; ".join(notes) or None,
         listed=tuple(listed for catalog in catalogs for listed in catalog.listed),
         removals=tuple(
             removals
-            for catalog, copies, first in each
-            for removals in mix_removals(
-                catalog.removals,
-                tuple(first + copy * len(catalog.shard_sizes) for copy in range(copies)),
-            )
+            for part in each
+            for removals in mix_removals(part.catalog.removals, part.first_shards())
         ),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A source of a mixture, whose shards are numbered from ``first`` on, copy after copy."""
+
+    catalog: ShardCatalog
+    copies: int
+    first: int
+
+    def tiled(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of the source's shards, one copy after the other."""
+        return np.tile(values, self.copies)
+
+    def first_shards(self) -> tuple[int, ...]:
+        """Return the number of the first shard of each copy."""
+        size = len(self.catalog.shard_sizes)
+        return tuple(self.first + copy * size for copy in range(self.copies))
+
+    def paths(self) -> Iterator[tuple[int, Path]]:
+        """Yield number and path of each shard that this node reads, in every copy."""
+        for begin in self.first_shards():
+            for number, path in self.catalog.paths.items():
+                yield begin + number, path
+
+
+def _common_latents(catalogs: Sequence[ShardCatalog]) -> Any:
+    """Return the latents that all sources have: images and latents do not mix."""
+    first, *others = [catalog.options.get("latents") for catalog in catalogs]
+    return first if all(latents == first for latents in others) else None
 
 
 @dataclass(frozen=True, eq=False)

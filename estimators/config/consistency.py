@@ -48,70 +48,86 @@ class Problem:
         return hash((self.path, self.message))
 
 
-def cross_section_problems(
-    run: str,
-    stages: Sequence[tuple[int, StageSection]],
-    gpus_per_instance: int | None,
-    cluster: ClusterSection | None,
-    training: TrainingSection | None,
-    model: ModelSection | None,
-    *,
-    own_script: bool,
-    data: DataSection | None,
-    channels: Mapping[str, ChannelSection | None],
-) -> list[Problem]:
-    """Return the mistakes between the stages and between stages and cluster.
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """The parts of a run file that are valid by themselves; a section is None if it is not.
 
-    ``stages`` are the valid ones, each with its index in the file. Sections are None if they are
-    not valid, ``gpus_per_instance`` if the instance type is not known. ``channels`` are the run's
-    own by name, None if one is not valid.
+    ``stages`` are the valid ones, each with its index in the file. ``gpus_per_instance`` is None if
+    the instance type is not known. ``channels`` are the run's own by name, None if one is not
+    valid.
     """
-    problems: list[Problem] = []
-    if data is not None:
-        problems += _source_problems(data.sources, data, channels, ("data",))
-        if data.where is not None and data.index is False:
-            reason = "selects by columns of the index; remove index: false"
-            problems.append(Problem(("data", "where"), data.where, reason))
-        if data.extras and not own_script:
-            reason = "needs entry: a loop of yours; the built-in training reads image and caption"
-            problems.append(Problem(("data", "extras"), None, reason))
-    names: set[str] = set()
-    for index, stage in stages:
+
+    run: str
+    stages: Sequence[tuple[int, StageSection]]
+    gpus_per_instance: int | None
+    cluster: ClusterSection | None
+    training: TrainingSection | None
+    model: ModelSection | None
+    own_script: bool
+    data: DataSection | None
+    channels: Mapping[str, ChannelSection | None]
+
+
+def cross_section_problems(parts: RunParts) -> list[Problem]:
+    """Return the mistakes between the stages, and between the sections of a run file."""
+    problems = list(_data_problems(parts))
+    for number, (index, stage) in enumerate(parts.stages):
         path: KeyPath = ("stages", index)
-        if stage.name in names:
+        if stage.name in {earlier.name for _, earlier in parts.stages[:number]}:
             problems.append(
                 Problem((*path, "name"), stage.name, "is already the name of an earlier stage")
             )
-        names.add(stage.name)
-        problems += _job_name_problems(run, stage, path)
-        if model is not None and not own_script:
-            problems += _resolution_problems(stage, model, path)
-            problems += _prediction_problems(stage, model, path)
-        if data is not None:
-            problems += _source_problems(stage.sources, data, channels, path)
-        if index == 0:
-            problems += _first_stage_problems(stage, path)
-        if cluster is not None:
-            problems += _sharding_problems(stage, cluster, path)
-            problems += _checkpointing_problems(stage, cluster, path)
-            problems += _alternatives_problems(stage, cluster, path)
-        if training is not None:
-            problems += _optimizer_sharding_problems(training, stage)
-        if gpus_per_instance is not None:
-            problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
+        problems += _stage_problems(parts, stage, path)
+    return [*problems, *_section_problems(parts)]
+
+
+def _data_problems(parts: RunParts) -> Iterator[Problem]:
+    data = parts.data
+    if data is None:
+        return
+    yield from _source_problems(data.sources, data, parts.channels, ("data",))
+    if data.where is not None and data.index is False:
+        reason = "selects by columns of the index; remove index: false"
+        yield Problem(("data", "where"), data.where, reason)
+    if data.extras and not parts.own_script:
+        reason = "needs entry: a loop of yours; the built-in training reads image and caption"
+        yield Problem(("data", "extras"), None, reason)
+
+
+def _stage_problems(parts: RunParts, stage: StageSection, path: KeyPath) -> Iterator[Problem]:
+    yield from _job_name_problems(parts.run, stage, path)
+    if parts.model is not None and not parts.own_script:
+        yield from _resolution_problems(stage, parts.model, path)
+        yield from _prediction_problems(stage, parts.model, path)
+    if parts.data is not None:
+        yield from _source_problems(stage.sources, parts.data, parts.channels, path)
+    if path[1] == 0:
+        yield from _first_stage_problems(stage, path)
+    if parts.cluster is not None:
+        yield from _sharding_problems(stage, parts.cluster, path)
+        yield from _checkpointing_problems(stage, parts.cluster, path)
+        yield from _alternatives_problems(stage, parts.cluster, path)
+    if parts.training is not None:
+        yield from _optimizer_sharding_problems(parts.training, stage)
+    if parts.gpus_per_instance is not None:
+        yield from _batch_size_problems(stage, stage.instances * parts.gpus_per_instance, path)
+
+
+def _section_problems(parts: RunParts) -> Iterator[Problem]:
+    """Yield the mistakes between cluster, training, model and data."""
+    cluster, training, model = parts.cluster, parts.training, parts.model
     if cluster is not None:
-        problems += _file_system_problems(data, channels, cluster)
+        yield from _file_system_problems(parts.data, parts.channels, cluster)
     if cluster is not None and training is not None:
-        problems += _reduce_dtype_problems(training, cluster)
-        problems += _text_encoder_problems(training, cluster)
-        problems += _fp8_problems(training, cluster, model)
-        problems += _optimizer_version_problems(training, cluster)
-    if model is not None and model.preset is None and not own_script:
+        yield from _reduce_dtype_problems(training, cluster)
+        yield from _text_encoder_problems(training, cluster)
+        yield from _fp8_problems(training, cluster, model)
+        yield from _optimizer_version_problems(training, cluster)
+    if model is not None and model.preset is None and not parts.own_script:
         reason = f"is missing; write one of {', '.join(preset_names())}, or a preset file"
-        problems.append(Problem(("model", "preset"), None, reason))
+        yield Problem(("model", "preset"), None, reason)
     if model is not None and training is not None:
-        problems += _adapter_problems(model, training)
-    return problems
+        yield from _adapter_problems(model, training)
 
 
 def _source_problems(

@@ -18,7 +18,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
-from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
+from sm_train.estimators.config.consistency import (
+    KeyPath,
+    Problem,
+    RunParts,
+    cross_section_problems,
+)
 from sm_train.estimators.config.data import ChannelSection, DataSection
 from sm_train.estimators.config.fields import SECRET_KEY_PATTERN, SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.model import ModelSection
@@ -406,20 +411,22 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     if not _validation_errors(DataSection, raw.get("data")):
         data = DataSection.model_validate(raw.get("data"))
     problems = cross_section_problems(
-        run_name,
-        stages,
-        gpus,
-        cluster,
-        training,
-        model,
-        own_script=raw.get("entry") is not None,
-        data=data,
-        channels={
-            str(name): None
-            if _validation_errors(ChannelSection, channel)
-            else ChannelSection.model_validate(channel)
-            for name, channel in channels.items()
-        },
+        RunParts(
+            run=run_name,
+            stages=stages,
+            gpus_per_instance=gpus,
+            cluster=cluster,
+            training=training,
+            model=model,
+            own_script=raw.get("entry") is not None,
+            data=data,
+            channels={
+                str(name): None
+                if _validation_errors(ChannelSection, channel)
+                else ChannelSection.model_validate(channel)
+                for name, channel in channels.items()
+            },
+        )
     )
     return problems or _find_fallback_problems(raw)
 

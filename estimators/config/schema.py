@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.job_interface.index_location import index_uri, removal_list_uri
 from sm_train.estimators.config.cluster import ClusterSection
-from sm_train.estimators.config.consistency import cross_section_problems
+from sm_train.estimators.config.consistency import RunParts, cross_section_problems
 from sm_train.estimators.config.data import (
     ChannelSection,
     DataSection,
@@ -283,18 +283,18 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_sections_fit(self) -> RunConfig:
-        gpus = instance_type(self.cluster.instance_type).accelerators
-        stages = list(enumerate(self.stages))
         problems = cross_section_problems(
-            self.name,
-            stages,
-            gpus,
-            self.cluster,
-            self.training,
-            self.model,
-            own_script=self.entry is not None,
-            data=self.data,
-            channels=self.channels,
+            RunParts(
+                run=self.name,
+                stages=list(enumerate(self.stages)),
+                gpus_per_instance=instance_type(self.cluster.instance_type).accelerators,
+                cluster=self.cluster,
+                training=self.training,
+                model=self.model,
+                own_script=self.entry is not None,
+                data=self.data,
+                channels=self.channels,
+            )
         )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))

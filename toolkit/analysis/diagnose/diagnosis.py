@@ -129,7 +129,12 @@ def succeeded() -> Diagnosis:
 
 
 def judge(reports: Sequence[ScanReport]) -> Diagnosis:
-    """Combine the reports of all streams of one attempt."""
+    """Combine the reports of all streams of one attempt.
+
+    The first that applies is the diagnosis: success without a cause or an exception, two causes
+    that contradict each other, the earliest cause, exception or symptom, success in a log that only
+    ends well, the last error that a program printed, and else unknown.
+    """
     all_matches = [match for report in reports for match in report.matches]
     matches = _by_time(match for match in all_matches if _may_be_fatal(match, reports))
     matches = _without_launcher_kills(matches)
