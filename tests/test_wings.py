@@ -189,3 +189,26 @@ def test_without_the_analysis_watch_restarts_no_job_for_its_log(aws: Aws, tmp_pa
     watched = laptop.json("watch", "demo", "--once", code=ExitCode.JOB_FAILED)
     assert watched["action"] == "end"
     assert f"{reason} (its log: not read, the analysis of logs is not installed)" in str(watched)
+
+
+def test_the_python_api_names_a_missing_wing(tmp_path: Path) -> None:
+    environment = product_without("data_prep", tmp_path)
+    program = _PROGRAM.partition("from sm_train")[0] + "import sm_train; sm_train.pack"
+    failed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Error: sm_train.toolkit.data_prep: is not installed" in failed.stderr
+
+
+def test_a_wing_of_which_only_caches_are_left_is_missing(tmp_path: Path) -> None:
+    environment = product_without("clusters", tmp_path)
+    (tmp_path / "product" / PACKAGE / "toolkit" / "clusters" / "__pycache__").mkdir(parents=True)
+    refused = run(environment, "status", tmp_path)
+    assert refused.stderr.startswith(
+        "warning: sm_train.toolkit.clusters: is not installed (runs on Kubernetes and Slurm); its "
+        "runs are not found\n"
+    )

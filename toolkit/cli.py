@@ -95,7 +95,7 @@ def _command_of_another_package(name: str) -> click.Command | None:
         raise UserError(f"{name}: {' and '.join(packages)} both add this command; remove one")
     try:
         command = found[0].load()
-    except Exception as error:  # whatever the package does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the package does when it is imported
         raise UserError(
             f"{name}: the command of {packages[0]} cannot be loaded: {error}"
         ) from error

@@ -147,11 +147,18 @@ def __getattr__(name: str) -> Any:
         module, attribute = _SOURCES[name]
         if module.startswith(_TOOLKIT) and _BUNDLE_VERSION.exists():
             raise _laptop_only(name)
-        value = getattr(import_module(module), attribute)
+        value = getattr(_imported(module), attribute)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> Any:
+    """Import a module; one of a wing that is missing is named in one line."""
+    if not module.startswith(_TOOLKIT):
+        return import_module(module)
+    return import_module("sm_train.toolkit.base.wings").wing_module(module)
 
 
 def _version() -> str:

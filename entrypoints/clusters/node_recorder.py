@@ -28,7 +28,7 @@ training, and those with its end. Of the others the event lines are kept."""
 
 _LAST_STORE_SECONDS = 20.0
 """Time to store the end of the log. Kubernetes kills a pod 120 s after SIGTERM, of which the last
-checkpoint may take 90 (node_start/checkpoint_sync.py)."""
+checkpoint may take 90 (clusters/checkpoint_sync.py)."""
 
 _READ_BYTES = 2**16
 _DRAIN_SECONDS = 2.0

@@ -145,7 +145,7 @@ class Batch:
 
     ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
     (B,), in (0, 1), choose the timesteps and the captions to drop:
-    :mod:`sm_train.entrypoints.base.rng`.
+    :mod:`sm_train.entrypoints.sample_metadata.sample_rng`.
     """
 
     pixels: Tensor

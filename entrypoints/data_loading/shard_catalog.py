@@ -259,10 +259,8 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
     ]
     notes = filter(None, (catalog.resume_note for catalog in catalogs))
     return ShardCatalog(
-        shard_sizes=np.concatenate(
-            [np.tile(part.catalog.shard_sizes, part.copies) for part in each]
-        ),
-        owner=np.concatenate([np.tile(part.catalog.owner, part.copies) for part in each]),
+        shard_sizes=np.concatenate([part.tiled(part.catalog.shard_sizes) for part in each]),
+        owner=np.concatenate([part.tiled(part.catalog.owner) for part in each]),
         total_bytes=sum(part.catalog.total_bytes * part.copies for part in each),
         digest=mixed_digest(
             [catalog.digest for catalog in catalogs], [source.weight for source in sources]

@@ -31,7 +31,7 @@ FIELDS: dict[str, frozenset[str]] = {
     ),
     # One logging interval: averages since the previous "step" event. The built-in training and the
     # observer of scripts add timed_steps, timed_seconds and waited_seconds: the sums since the
-    # start by which a job's speed is known from one event (monitoring/training_clock.py).
+    # start by which a job's speed is known from one event (monitoring/heartbeat.py).
     "step": frozenset(
         "step epoch loss learning_rate gradient_norm steps_per_second images_per_second "
         "data_wait_share mfu".split()

@@ -444,7 +444,7 @@ class JobConfig:
 
     ``run`` is the run's name, ``license`` that of its models (None if it is not stated). ``entry``
     is the user's own training script in the bundle, None for the built-in training; ``entry_args``
-    are its arguments with their placeholders (entry_arguments.py).
+    are its arguments with their placeholders.
     """
 
     run: str

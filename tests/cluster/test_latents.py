@@ -15,6 +15,7 @@ from sm_train.entrypoints.shards.shard_index import ShardIndex
 from sm_train.entrypoints.shards.tar_reader import sample_members
 
 from tests.conftest import Aws, Cli
+from tests.support.cluster import latents_support
 from tests.support.cluster.latents_support import latent_channels, latent_job, pack
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree
@@ -22,6 +23,8 @@ from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
 from tests.toolkit.data_prep.packing.on_sagemaker_support import start_node
 from tests.toolkit.data_prep.packing.pack_options_support import read_objects, upload_folder
+
+components = latents_support.components
 
 pytestmark = pytest.mark.integration
 

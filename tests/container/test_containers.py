@@ -26,10 +26,13 @@ from sm_train.toolkit.demo.digits import write_digits
 from sm_train.toolkit.records.job_logs import Event, read_events
 
 from tests.conftest import Cli, clean_environment
+from tests.container import containers_support
 from tests.container.containers_support import docker
 from tests.support.cluster.training_jobs import write_shards
 from tests.support.deadline import DEADLINE
 from tests.toolkit.submit.local.submit_local_support import write_tiny
+
+engine = containers_support.engine
 
 pytestmark = pytest.mark.integration
 

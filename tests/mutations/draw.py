@@ -22,23 +22,27 @@ SEED, COUNT = 53, 60
 # The folders and files of each subject.
 SUBJECTS = {
     "object store": ("entrypoints/storage",),
-    "leases": ("entrypoints/storage",),
+    "leases": ("entrypoints/storage/lease.py", "entrypoints/storage/lease_files.py"),
     "checkpoints": (
         "entrypoints/checkpoints",
         "entrypoints/job_interface/checkpoint_layout.py",
         "entrypoints/records",
     ),
-    "removal": ("entrypoints/shards", "toolkit/data_prep/removal"),
+    "removal": (
+        "entrypoints/shards/removal_list.py",
+        "entrypoints/shards/removed_samples.py",
+        "toolkit/data_prep/removal",
+    ),
     "costing": ("cost", "toolkit/planning"),
     "remediation": ("toolkit/runs", "toolkit/runs/watch/controller.py"),
-    "watching": ("toolkit/runs/watch", "entrypoints/records"),
+    "watching": ("toolkit/runs/watch", "entrypoints/clusters"),
     "heartbeats": ("entrypoints/monitoring", "entrypoints/monitoring/watchdog"),
 }
 
 
 DECIDING = {
     "costing": ("cost",),
-    "watching": ("entrypoints/records",),
+    "watching": ("entrypoints/clusters",),
     "heartbeats": ("entrypoints/monitoring", "entrypoints/monitoring/watchdog"),
     "jobs": (
         "toolkit/records/stage_state.py",

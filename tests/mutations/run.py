@@ -51,7 +51,7 @@ TESTS = {
     ),
     "watching": (
         "tests/toolkit/runs/watch",
-        "tests/entrypoints/records",
+        "tests/entrypoints/clusters",
         "tests/lives",
         "tests/toolkit/platforms",
         "tests/toolkit/runs",

@@ -7,6 +7,7 @@ name, and learn that it is missing.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from sm_train.toolkit.base.errors import UserError
@@ -28,20 +29,21 @@ def wing_module(name: str) -> Any:
     """
     module = optional_module(name)
     if module is None:
-        wing = _wing(name)
-        subject = WINGS[wing.rpartition(".")[2]]
-        raise UserError(f"{wing}: is not installed ({subject}); install all of sm-train")
+        raise UserError(f"{missing(name)}; install all of sm-train")
     return module
+
+
+def missing(name: str) -> str:
+    """Return the sentence that the wing of a module is missing, with its subject."""
+    wing = _wing(name)
+    return f"{wing}: is not installed ({WINGS[wing.rpartition('.')[2]]})"
 
 
 def optional_module(name: str) -> Any | None:
     """Import a module of a wing; None if this installation lacks the wing."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != _wing(name):
-            raise
-        return None
+    spec = find_spec(_wing(name))
+    # A folder in which only caches are left has no origin.
+    return None if spec is None or spec.origin is None else import_module(name)
 
 
 def _wing(name: str) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sm_train.toolkit.base.errors import UsageError
-from sm_train.toolkit.base.wings import optional_module
+from sm_train.toolkit.base.wings import missing, optional_module
 from sm_train.toolkit.platforms.placed_run import PlacedRun
 from sm_train.toolkit.platforms.target import RunPlace, Target
 from sm_train.toolkit.records.job_logs import JobLogs
 from sm_train.toolkit.records.run_job import RunJob
+from sm_train.toolkit.terminal.console import write_line
 
 ADAPTERS = {
     "local": "sm_train.toolkit.platforms.local.local_folder_run",
@@ -89,9 +91,19 @@ class Adapter:
 
 def adapters() -> Iterator[Adapter]:
     """Import and yield the adapters in the order of the table."""
-    for module in filter(None, map(optional_module, ADAPTERS.values())):
-        adapter: Adapter = module.ADAPTER
-        yield adapter
+    for name in ADAPTERS.values():
+        module = optional_module(name)
+        if module is None:
+            _report_missing(name)
+        else:
+            adapter: Adapter = module.ADAPTER
+            yield adapter
+
+
+@cache
+def _report_missing(name: str) -> None:
+    """Say once that the runs of a platform are not found."""
+    write_line(f"warning: {missing(name)}; its runs are not found", err=True)
 
 
 def claim(path: Path) -> RunPlace | None:

@@ -64,9 +64,10 @@ class LatentEncoder:
     def encode(
         self, image: bytes | memoryview, caption: str, decoders: Decoders
     ) -> dict[str, bytes]:
-        """Return a sample's arrays as ``.npy`` by their extensions (data/precomputed_latents.py).
+        """Return a sample's arrays as ``.npy`` by their extensions.
 
-        Text encoders with a projection add their pooled projections.
+        data_loading/precomputed_latents.py reads them. Text encoders with a projection add their
+        pooled projections.
 
         Raises:
             DecodeError: the image is corrupt.

@@ -6,6 +6,7 @@ What each does is tested next to its module, by its name.
 from __future__ import annotations
 
 import pytest
+from sm_train.entrypoints.clusters import node_record, node_recorder
 from sm_train.entrypoints.monitoring import (
     alert_outbox,
     alert_sinks,
@@ -15,7 +16,6 @@ from sm_train.entrypoints.monitoring import (
 )
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.watchdog import stall_watch, storage_report
-from sm_train.entrypoints.records import node_record, node_recorder
 
 LIMITS = {
     "an alert is sent for a week": (alert_outbox._KEPT_SECONDS, 604_800.0),

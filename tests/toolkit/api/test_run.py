@@ -24,7 +24,10 @@ from tests.support.image_files import write_album
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import run, stage
 from tests.support.run_files import write_run
+from tests.toolkit.api import run_support
 from tests.wheel_files import build_wheel
+
+account = run_support.account
 
 STAGES = [stage("a"), stage("b", resolution=512, steps_per_second=None)]
 

@@ -22,7 +22,10 @@ from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 from tests.support.webhook_server import webhook_server
+from tests.toolkit.runs import run_lifecycle_support
 from tests.toolkit.runs.run_lifecycle_support import FIRST, SECOND, Laptop
+
+laptop = run_lifecycle_support.laptop
 
 LAMBDA_CALL = """
 from sm_train.toolkit.runs.watch.lambda_handler import handler

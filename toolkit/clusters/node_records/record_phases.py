@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sm_train.toolkit.records.run_job import LOST, JobPhase, Platform, phase_table
 
-_RECORDS = "records that the nodes store (job_records/node_record.py)"
+_RECORDS = "records that the nodes store (clusters/node_record.py)"
 _PHASES = phase_table(
     [
         JobPhase(

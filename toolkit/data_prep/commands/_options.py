@@ -114,13 +114,14 @@ def read_processing(
     """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.data_prep.processing.start_processing import ProcessingOptions
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
     from sm_train.toolkit.planning.price_table import price_table
 
     if arguments["run"] is None:
         raise UserError(
             "--on: requires --for RUN, a run file with the role, the bucket and the network"
         )
-    config = load(arguments["run"])
+    config = with_sharding(load(arguments["run"]))
     region = resolve_region(options["region"], config.region, options["profile"])
     names = ("instance", "instances", "dry_run", "yes", "as_json")
     processing = ProcessingOptions(**{name: arguments[name] for name in names})

@@ -31,7 +31,7 @@ from sm_train.toolkit.records.local_folder import (
 )
 from sm_train.toolkit.records.run_job import JobPhase, Platform, RunJob, phase_table
 
-_SOURCE = "the lock and the files of its folder (jobs/local_folder.py)"
+_SOURCE = "the lock and the files of its folder (records/local_folder.py)"
 _ENDS = ("Completed", "Failed", "Stopped")
 LOCAL = Platform(
     "local",

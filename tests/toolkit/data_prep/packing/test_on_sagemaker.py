@@ -17,6 +17,7 @@ from tests.conftest import Aws, Cli
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 from tests.support.moto_server import ACCOUNT
+from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 from tests.toolkit.data_prep.packing.on_sagemaker_support import printed_policies, start_node
 from tests.toolkit.data_prep.packing.pack_options_support import (
@@ -53,7 +54,10 @@ def test_the_request_that_is_sent_is_the_one_of_the_dry_run(
     cloud: Any, aws: Aws, tmp_path: Path, vpc: dict[str, list[str]] | None
 ) -> None:
     cluster = {"instance_type": "ml.g5.xlarge"} | ({"vpc": vpc} if vpc else {})
-    run = write_run(tmp_path, bucket="ai-bucket", cluster=cluster, tags={"team": "images"})
+    stages = [stage() | {"sharding": "auto"}]  # the default
+    run = write_run(
+        tmp_path, bucket="ai-bucket", cluster=cluster, tags={"team": "images"}, stages=stages
+    )
     on = ("--on", "sagemaker", "--for", run, "--instances", "2")
     dry = cloud(*PACK, *on, "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr

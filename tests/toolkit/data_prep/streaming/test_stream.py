@@ -22,6 +22,9 @@ from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
 from tests.support.streaming.deployment import FakeContext, notification
 from tests.support.streaming.stack import SEALER, Stack
+from tests.toolkit.data_prep.streaming import stream_support
+
+stack = stream_support.stack
 
 pytestmark = pytest.mark.integration
 

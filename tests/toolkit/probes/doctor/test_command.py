@@ -14,6 +14,7 @@ from sm_train.entrypoints.job_interface.job_config import ExpectedPerformance, r
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import load_run
 from sm_train.estimators.request.training_request import code_uri, stage_name
+from sm_train.toolkit.memory.sharding_choice import with_sharding
 from sm_train.toolkit.run_file.run_file import load
 
 from tests.conftest import Aws, Cli
@@ -160,7 +161,7 @@ def test_run_name_too_long_for_the_doctors_job_is_an_error(cli: Cli, tmp_path: P
 
 def test_bundle_holds_the_expected_performance(tmp_path: Path, cli: Cli) -> None:
     cli("init", "run.yaml", "--preset", "bria-2.0")
-    config = load(tmp_path / "run.yaml")
+    config = with_sharding(load(tmp_path / "run.yaml"))
     bundle = build_bundle(config, None)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extract("job.json", tmp_path, filter="data")

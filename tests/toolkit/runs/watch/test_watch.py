@@ -24,7 +24,10 @@ from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import LOG_GROUP
 from tests.toolkit.runs.run_lifecycle_support import FIRST, SECOND, Laptop
+from tests.toolkit.runs.watch import watch_support
 from tests.toolkit.runs.watch.watch_support import STEP, train
+
+laptop = watch_support.laptop
 
 ON_A_TERMINAL = """
 import fcntl, signal, sys, termios
