@@ -9,9 +9,11 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+from sm_train.toolkit.base.wings import WINGS
+
 from tests.support.import_graph import ROOT, modules
 
-OPTIONAL = ("analysis", "clusters", "data_prep", "manifests", "probes")
+OPTIONAL = (*WINGS, "manifests")
 """Wings that an installation may lack, with the manifests of `clusters`."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from sm_train.toolkit.base.errors import ExitCode
-from sm_train.toolkit.commands._table import COMMANDS, WINGS
+from sm_train.toolkit.commands._table import COMMANDS, COMMANDS_OF_WINGS
 
 from tests.conftest import Aws, clean_environment
 from tests.support.deadline import DEADLINE
@@ -110,8 +110,8 @@ def _imports_at_run_time(path: Path) -> set[str]:
 def test_wings_of_commands_are_those_of_the_folders() -> None:
     for wing in OPTIONAL_WINGS:
         files = (ROOT / "toolkit" / wing / "commands").glob("[a-z]*.py")
-        assert {path.stem.replace("_", "-") for path in files} == set(WINGS[wing])
-    assert WINGS.keys() == set(OPTIONAL_WINGS)
+        assert {path.stem.replace("_", "-") for path in files} == set(COMMANDS_OF_WINGS[wing])
+    assert COMMANDS_OF_WINGS.keys() == set(OPTIONAL_WINGS)
 
 
 def product_without(wing: str, tmp_path: Path) -> dict[str, str]:
@@ -153,11 +153,11 @@ def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.Compl
 def test_without_a_wing_its_commands_name_it_and_the_others_work(wing: str, tmp_path: Path) -> None:
     environment = product_without(wing, tmp_path)
     assert run(environment, "--help").returncode == 0
-    for command in WINGS[wing]:
+    for command in COMMANDS_OF_WINGS[wing]:
         done = run(environment, command, "--help")
         assert done.returncode != 0
         assert done.stderr.startswith(f"sm-train: sm_train.toolkit.{wing}: is not installed")
-    for command in COMMANDS.keys() - WINGS[wing]:
+    for command in COMMANDS.keys() - COMMANDS_OF_WINGS[wing]:
         done = run(environment, command, "--help")
         assert done.returncode == 0, done.stderr
     run_file = write_run(tmp_path)

@@ -16,7 +16,7 @@ from sm_train.toolkit.base.errors import ExitCode, UserError
 from sm_train.toolkit.base.settings import default_profile
 from sm_train.toolkit.base.wings import wing_module
 from sm_train.toolkit.command_base.command import global_options, json_option
-from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS, WINGS
+from sm_train.toolkit.commands._table import COMMANDS, COMMANDS_OF_WINGS, GROUPS, HINTS
 from sm_train.toolkit.terminal.formatting import printable
 from sm_train.toolkit.terminal.interrupts import handle_interrupts
 
@@ -57,7 +57,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return _command_of_another_package(cmd_name)
-        wing = next((f"{wing}." for wing, names in WINGS.items() if cmd_name in names), "")
+        wing = next(
+            (f"{wing}." for wing, names in COMMANDS_OF_WINGS.items() if cmd_name in names), ""
+        )
         module = wing_module(f"sm_train.toolkit.{wing}commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command

@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Heading in `sm-train --help` → command → its line."""
 
-WINGS = {
+COMMANDS_OF_WINGS = {
     "analysis": ("diagnose", "review"),
     "clusters": ("manifest",),
     "data_prep": (

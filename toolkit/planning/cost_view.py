@@ -137,9 +137,8 @@ def show_explanation(
         "What limits each stage",
         [f"{limit.describe()}; {limit.describe_change()}" for limit in limits if limit],
     )
-    click.echo(click.style("\nPrices", bold=True))
-    for sentence in dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"]):
-        write_wrapped(f"- {sentence}", "  ")
+    prices = dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"])
+    write_list("\nPrices", list(prices))
     write_list("Warnings", document["warnings"])
     write_list("Assumptions", document["assumptions"])
 

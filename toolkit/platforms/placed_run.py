@@ -21,7 +21,13 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.base.errors import UserError
 from sm_train.toolkit.records.checkpoints import StoredCheckpoint
-from sm_train.toolkit.records.job_logs import Event, JobLogs, cause_of, parse_events, whole_lines
+from sm_train.toolkit.records.job_logs import (
+    Event,
+    JobLogs,
+    cause_of,
+    node_blocks,
+    parse_events,
+)
 from sm_train.toolkit.records.live_state import LiveState
 from sm_train.toolkit.records.run_job import Platform, RunJob
 from sm_train.toolkit.records.stage_state import StageState
@@ -264,9 +270,7 @@ class PlacedRun(_Configured):
 
     def event_blocks(self, job: RunJob) -> Iterator[tuple[str | None, bytes]]:
         """Yield (the node's name, whole lines) of a job's log, at least all events and NCCL's."""
-        for stream in self.job_logs(job).last:
-            for block in whole_lines(stream.blocks()):
-                yield stream.node, block
+        yield from node_blocks(self.job_logs(job).last)
 
     def rank_0_events(self, job: RunJob) -> Iterator[Event]:
         """Yield the events of a job's rank 0."""

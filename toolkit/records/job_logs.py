@@ -236,6 +236,13 @@ def file_stream(path: Path) -> LogStream:
     return LogStream(str(path), blocks, None, path.stat().st_mtime)
 
 
+def node_blocks(streams: Iterable[LogStream]) -> Iterator[tuple[str | None, bytes]]:
+    """Yield (the node's name, whole lines) of streams, one after the other."""
+    for stream in streams:
+        for block in whole_lines(stream.blocks()):
+            yield stream.node, block
+
+
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Regroup ``blocks`` so that each ends with a newline; lines above 1 MiB are split."""
     rest = b""

@@ -60,13 +60,14 @@ def clone(
             f"--clone: the bundle of {job} holds no run document; sm-train did not make it"
         )
     document = json.loads(files[RUN_FILE])
-    config = with_sharding(load_recorded(document, changes, job))
+    config = load_recorded(document, changes, job)
     if config.name == document["name"] and not _sets_name(changes):
         name = _free_name(session, config, region)
-        config = with_sharding(load_recorded(document, [*changes, f"name={name}"], job))
+        config = load_recorded(document, [*changes, f"name={name}"], job)
+    config = with_sharding(config)
     version = pytorch_version(config)
     declare_run_buckets(config)
-    same = version == pytorch_version(with_sharding(load_recorded(document, (), job)))
+    same = version == pytorch_version(load_recorded(document, (), job))
     bundle = rebuild_bundle(
         archive,
         config,

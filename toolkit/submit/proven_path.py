@@ -91,10 +91,12 @@ def _proposal(
     run = target if target == "RUN" else shlex.quote(target)
     command = f"`sm-train doctor {run} --canary --instance-type {path.instance_type}`"
     canaries = optional_module("sm_train.toolkit.probes.doctor.canary_run")
-    if canaries is None:
-        return f"{command} tries it"
-    with contextlib.suppress(UserError):
-        canary = canaries.derive_canary(config, stage, region, datetime.now(), path.instance_type)
-        usd = canary.price.usd
-        return f"{command} tries it for {'an unknown price' if usd is None else format_usd(usd)}"
+    if canaries is not None:
+        with contextlib.suppress(UserError):
+            canary = canaries.derive_canary(
+                config, stage, region, datetime.now(), path.instance_type
+            )
+            usd = canary.price.usd
+            price = "an unknown price" if usd is None else format_usd(usd)
+            return f"{command} tries it for {price}"
     return f"{command} tries it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,12 @@ from sm_train.toolkit.analysis.diagnose.diagnosis import Diagnosis, diagnose, di
 from sm_train.toolkit.analysis.diagnose.log_files import log_files
 from sm_train.toolkit.analysis.review.sample_images import SampleGrid, local_grids, stored_grids
 from sm_train.toolkit.platforms.placed_run import PlacedRun
-from sm_train.toolkit.records.job_logs import LOG_NAME, LogStream, attempts, whole_lines
+from sm_train.toolkit.records.job_logs import (
+    LOG_NAME,
+    LogStream,
+    attempts,
+    node_blocks,
+)
 from sm_train.toolkit.records.run_job import RunJob
 
 LogBlocks = Callable[[], Iterator[tuple[str | None, bytes]]]
@@ -55,7 +60,7 @@ def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
     *earlier, last = attempts(streams)
     return ReviewSource(
         str(path),
-        _file_blocks(streams),
+        partial(node_blocks, streams),
         lambda: diagnose(last, earlier),
         lambda: local_grids(path),
     )
@@ -82,12 +87,3 @@ def run_sources(run: PlacedRun) -> list[ReviewSource]:
 
 def _diagnosis(run: PlacedRun, job: RunJob) -> Diagnosis:
     return diagnose_logs(run.job_logs(job))
-
-
-def _file_blocks(streams: Iterable[LogStream]) -> LogBlocks:
-    def blocks() -> Iterator[tuple[str | None, bytes]]:
-        for stream in streams:
-            for block in whole_lines(stream.blocks()):
-                yield stream.node, block
-
-    return blocks

@@ -293,10 +293,10 @@ class _SageMaker(Adapter):
         if target.kind is not Kind.RUN_FILE:
             run = _run_of_name(_open(None, options), target.text)
             return _as_given(run, options)
-        config = with_sharding(load(target.path))
+        config = load(target.path)
         if config.is_outside_of_aws:
             raise NoRunError(_elsewhere(target.text, None))
-        run = run_of_config(_open(config.region, options), config)
+        run = run_of_config(_open(config.region, options), with_sharding(config))
         return _as_given(run, options)
 
     def logs_of_job(self, name: str, options: dict[str, Any]) -> JobLogs | None:
